@@ -1,0 +1,27 @@
+"""Distributed locks for Django: released after the commit, renewed while held."""
+
+from __future__ import annotations
+
+from .exceptions import (
+    BackendUnavailable,
+    DistlocksError,
+    LeaseLost,
+    LockTimeout,
+    NotSupported,
+)
+from .handler import locks
+from .lease import Lease
+from .lock import db_lock
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "BackendUnavailable",
+    "DistlocksError",
+    "Lease",
+    "LeaseLost",
+    "LockTimeout",
+    "NotSupported",
+    "db_lock",
+    "locks",
+]

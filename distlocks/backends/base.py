@@ -1,0 +1,152 @@
+"""The contract of a backend: a store that grants leases."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..claims import Denial, Extended, Extension, Grant, Holder, Request, Swept
+from ..exceptions import NotSupported
+from .offload import offload
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+    from ..conf import Params
+
+
+class BaseBackend(ABC):
+    """One store of locks.
+
+    Every verb is one round trip and never waits for a lock; only wait() blocks. Verbs may be
+    called from any thread. A store that cannot be reached makes them raise BackendUnavailable.
+    Keys in requests, grants and denials carry the alias' KEY_PREFIX; keys in holders do not.
+    """
+
+    # Does wait() end as soon as the key is released by any process, or only by polling?
+    supports_wakeups: ClassVar[bool] = False
+    # Does sweep() have anything to do, or does the store forget dead leases by itself?
+    supports_sweep: ClassVar[bool] = False
+    # Names allowed in OPTIONS.
+    option_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, alias: str, params: Params) -> None:
+        from ..conf import InvalidSetting
+
+        self.alias = alias
+        self.params = params
+        self.prefix = params.key_prefix
+        self.options: Mapping[str, Any] = params.options
+        for name in self.options:
+            if name not in self.option_names:
+                known = ", ".join(self.option_names) or "none"
+                raise InvalidSetting(
+                    10,
+                    f"DISTLOCKS[{alias!r}]['OPTIONS'] has an unknown option {name!r}.",
+                    f"{type(self).__name__} knows: {known}.",
+                )
+
+    # The verbs
+
+    @abstractmethod
+    def try_acquire(self, request: Request) -> Grant | Denial:
+        """Grant all keys of the request, or none.
+
+        Idempotent per owner id: a request sent again, because its answer was lost, gets the grant
+        that it already has.
+        """
+
+    @abstractmethod
+    def abandon(self, request: Request) -> None:
+        """Free whatever the owner id of the request has: its asker will never know of a grant."""
+
+    @abstractmethod
+    def release(self, grant: Grant) -> bool:
+        """Free the keys that are still this grant's; whether all of them were.
+
+        A key whose minimum hold has not passed stays taken until then. What another owner has
+        meanwhile is not touched.
+        """
+
+    @abstractmethod
+    def extend(self, extensions: Sequence[Extension]) -> Extended:
+        """Make each grant last its own ttl from now on; tell which are no longer held."""
+
+    @abstractmethod
+    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
+        """Who has the keys that begin with `prefix`, in the order of the keys."""
+
+    @abstractmethod
+    def force_release(self, key: str) -> Holder | None:
+        """Free `key` whoever has it; who had it, or None when it was free."""
+
+    def sweep(
+        self, *, older_than: float, batch_size: int, dry_run: bool = False
+    ) -> Iterator[Swept]:
+        """Clear leases past their expiry and delete free rows older than `older_than` seconds.
+
+        Works through the store in batches and yields after each. Never touches, nor waits for, a
+        live lease.
+        """
+        raise NotSupported(
+            f"{type(self).__name__} has nothing to sweep: its store forgets by itself."
+        )
+
+    @abstractmethod
+    def wait(self, denial: Denial, until: float, attempt: int) -> None:
+        """Block until trying again makes sense, at the latest until `until` on the lease clock.
+
+        `attempt` says how many times this acquire has been denied. May return early.
+        """
+
+    def check(self) -> list[CheckMessage]:
+        """What is wrong or unwise about this backend's settings, without talking to its store."""
+        return []
+
+    def check_store(self) -> list[CheckMessage]:
+        """What is wrong or unwise about its store. Talks to it."""
+        return []
+
+    def close(self) -> None:
+        """Close every connection of this process to the store."""
+
+    def release_when_next_used(self, grant: Grant) -> None:
+        """Release a grant made in a test case's transaction, before the next verb of this thread.
+
+        For a moment at which the connection that alone can see the grant must not be used.
+        """
+        raise NotSupported(
+            f"{type(self).__name__} grants nothing inside a test case's transaction."
+        )
+
+    # Async twins
+
+    async def atry_acquire(self, request: Request) -> Grant | Denial:
+        """See try_acquire()."""
+        return await offload(
+            lambda: self.try_acquire(request),
+            undo=lambda answer: isinstance(answer, Grant) and self.abandon(request),
+        )
+
+    async def aabandon(self, request: Request) -> None:
+        """See abandon()."""
+        await offload(lambda: self.abandon(request))
+
+    async def arelease(self, grant: Grant) -> bool:
+        """See release()."""
+        return await offload(lambda: self.release(grant))
+
+    async def aextend(self, extensions: Sequence[Extension]) -> Extended:
+        """See extend()."""
+        return await offload(lambda: self.extend(extensions))
+
+    @abstractmethod
+    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
+        """See wait(): blocks no thread."""
+
+    # For subclasses
+
+    def public_key(self, key: str) -> str:
+        """`key` as its user wrote it, without the alias' KEY_PREFIX."""
+        return key[len(self.prefix) :]

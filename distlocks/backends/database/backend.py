@@ -1,0 +1,514 @@
+"""The database backend: the verbs over a dialect, and waiting."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ... import clock
+from ...claims import Denial, Extended, Extension, Grant, Holder, Request, Swept, to_us
+from ...conf import InvalidSetting, Params
+from ...exceptions import BackendUnavailable
+from ...waiting import poll_delay
+from ..base import BaseBackend
+from ..offload import offload
+from ..wakeups import Wakeups
+from .channels import Channel, OwnConnection, Session, translated_errors
+from .dialect import Dialect, Freed, Held, Taken
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+    from .listener import Listener
+
+T = TypeVar("T")
+
+DIALECTS = ("auto", "portable")
+# Seconds between looks at a held key where nobody announces a release, at the longest.
+POLL_CAP = {"sqlite": 0.025, "": 0.25}
+# SQLSTATEs after which the same statement, sent again, finds its way: a serialization failure and
+# a deadlock.
+TRY_AGAIN = ("40001", "40P01")
+# lock_timeout: another statement has the row in its hands.
+ROW_BUSY = "55P03"
+ROW_BUSY_PATIENCE = 5.0
+
+
+class DatabaseBackend(BaseBackend):
+    """Locks in the table of the `Lock` model, by the clock of the database server.
+
+    OPTIONS: `using`, the database alias (default: "default"); `dialect`, "auto" or "portable" (the
+    ORM path even where a faster one exists); `listen`, whether waiters on PostgreSQL may be woken
+    by notifications (default: True; they poll where notifications do not arrive).
+
+    Statements run on a connection of our own in autocommit, so that a lock is visible to others
+    at once and outlives a rollback. The exceptions, where the caller's own connection is used:
+    inside a test case's transaction, and on SQLite inside `atomic()` or in memory, where a second
+    connection could not write. A grant made there is not renewed.
+    """
+
+    supports_sweep: ClassVar[bool] = True
+    option_names: ClassVar[tuple[str, ...]] = ("using", "dialect", "listen")
+
+    def __init__(self, alias: str, params: Params) -> None:
+        super().__init__(alias, params)
+        self.using: str = self.options.get("using", "default")
+        self._check_options()
+        self.wakeups = Wakeups()
+        # Grants not yet released, as long as a test runner might drop the database.
+        self._outstanding: weakref.WeakSet[Grant] = weakref.WeakSet()
+        # Grants to be released before this thread's next verb.
+        self._deferred = threading.local()
+        self._listener: Listener | None = None
+
+    def _check_options(self) -> None:
+        where = f"DISTLOCKS[{self.alias!r}]['OPTIONS']"
+        if self.using not in connections.databases:
+            raise InvalidSetting(
+                11,
+                f"{where}['using'] = {self.using!r} is not a database of DATABASES.",
+                f"Configured are: {', '.join(map(repr, connections.databases))}.",
+            )
+        if self.options.get("dialect", "auto") not in DIALECTS:
+            raise InvalidSetting(
+                12,
+                f"{where}['dialect'] = {self.options['dialect']!r} is not a dialect.",
+                f"Known are {', '.join(map(repr, DIALECTS))}.",
+            )
+        if not isinstance(self.options.get("listen", True), bool):
+            raise InvalidSetting(
+                13,
+                f"{where}['listen'] must be True or False, not {self.options['listen']!r}.",
+                "False makes waiters poll.",
+            )
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """The dialect of the alias' database."""
+        from django.apps import apps
+
+        if not apps.is_installed("distlocks"):
+            raise ImproperlyConfigured(
+                "The database backend of distlocks needs its table: add 'distlocks' to "
+                "INSTALLED_APPS and run 'manage.py migrate'."
+            )
+        wrapper = connections[self.using]
+        table = wrapper.ops.quote_name("distlocks_lock")
+        if self.options.get("dialect") != "portable":
+            if wrapper.vendor == "postgresql":
+                from .postgresql import PostgreSQL
+
+                return PostgreSQL(self.using, table)
+            if wrapper.vendor == "sqlite":
+                from .sqlite import SUPPORTED, SQLite
+
+                if SUPPORTED:
+                    return SQLite(self.using, table)
+        from .portable import Portable
+
+        return Portable(self.using, table)
+
+    @cached_property
+    def _channel(self) -> Channel:
+        return self.dialect.channel()
+
+    @cached_property
+    def _renewal_channel(self) -> Channel:
+        # A 250 ms wait on somebody's row must not stall the renewals of everybody else.
+        return self.dialect.channel()
+
+    # Where a statement runs
+
+    def _callers_connection(self) -> BaseDatabaseWrapper | None:
+        """The caller's connection, if locks have to live in the caller's transaction."""
+        wrapper = connections[self.using]
+        if wrapper.in_atomic_block:
+            if wrapper.vendor == "sqlite" or in_testcase(wrapper):
+                return wrapper
+        elif wrapper.vendor == "sqlite" and self.dialect.in_memory(wrapper):
+            return wrapper
+        return None
+
+    def _run(self, work: Callable[[Session], T], *, renewal: bool = False) -> T:
+        wrapper = self._callers_connection()
+        with translated_errors(self.using):
+            if wrapper is not None:
+                session = Session(wrapper, is_callers=True)
+                self._release_deferred(session)
+                return self._in_transaction(session, work)
+            channel = self._renewal_channel if renewal else self._channel
+            while True:
+                try:
+                    return channel.run(work)
+                except DatabaseError as error:
+                    if sqlstate(error) not in TRY_AGAIN:
+                        raise
+                finally:
+                    self._leave_test_database_alone()
+
+    def _in_transaction(self, session: Session, work: Callable[[Session], T]) -> T:
+        try:
+            return work(session)
+        except DatabaseError as error:
+            explanation = self.dialect.explain(error, in_transaction=session.in_callers_transaction)
+            if not explanation:
+                raise
+            raise BackendUnavailable(
+                f"The lock could not be taken inside the transaction on {self.using!r}: "
+                f"{error}. {explanation}"
+            ) from error
+
+    def _leave_test_database_alone(self) -> None:
+        """Under a test runner, keep no connection open that would stop it from dropping the
+        database."""
+        if under_test_runner() and not self._outstanding and not self.wakeups:
+            self.close()
+
+    # The verbs
+
+    def try_acquire(self, request: Request) -> Grant | Denial:
+        answer = self._run(lambda session: self._acquire(session, request))
+        if isinstance(answer, Grant) and under_test_runner():
+            self._outstanding.add(answer)
+        return answer
+
+    def _acquire(self, session: Session, request: Request) -> Grant | Denial:
+        taken: list[Taken] = []
+        held = _Refused()
+        if len(request.keys) == 1:
+            self._take(session, request.keys[0], request, taken, held)
+        else:
+            try:
+                with session.transaction():
+                    for key in request.keys:
+                        self._take(session, key, request, taken, held)
+                        if held.key:
+                            raise _NotAll
+            except _NotAll:
+                pass
+        if held.key:
+            return self._denial(session, held)
+        return Grant(
+            keys=request.keys,
+            owner_id=request.owner_id,
+            fencing_tokens=tuple(one.fencing_token for one in taken),
+            acquired_us=taken[0].acquired_us,
+            min_hold_us=request.min_hold_us,
+            in_transaction=session.is_callers,
+            in_testcase=session.is_callers and in_testcase(session.wrapper),
+        )
+
+    def _take(
+        self, session: Session, key: str, request: Request, taken: list[Taken], held: _Refused
+    ) -> None:
+        try:
+            answer = self.dialect.acquire(session, key, request)
+        except DatabaseError as error:
+            if sqlstate(error) != ROW_BUSY:
+                raise
+            answer = Held(None, reason="Another statement has the row in its hands.")
+        if isinstance(answer, Taken):
+            taken.append(answer)
+        else:
+            held.key, held.held = key, answer
+
+    def _denial(self, session: Session, refused: _Refused) -> Denial:
+        holder = refused.held.holder
+        reason, can_wait = refused.held.reason, True
+        if session.in_callers_transaction and self.dialect.one_writer:
+            # Whoever holds the key could never release it while we hold the write lock.
+            can_wait = False
+            reason = (
+                "Waiting inside a transaction on SQLite would keep the holder from releasing it: "
+                "take the lock before the transaction begins, or use timeout=0."
+            )
+        return Denial(
+            key=refused.key,
+            remaining=holder.remaining if holder else 0.0,
+            holder=self._public(holder) if holder else None,
+            reason=reason,
+            can_wait=can_wait,
+        )
+
+    def release_when_next_used(self, grant: Grant) -> None:
+        self._deferred.grants = [*getattr(self._deferred, "grants", ()), grant]
+
+    def _release_deferred(self, session: Session) -> None:
+        grants, self._deferred.grants = getattr(self._deferred, "grants", ()), []
+        for grant in grants:
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
+                self.dialect.release(session, key, grant.owner_id, token, grant.min_hold_us)
+
+    def abandon(self, request: Request) -> None:
+        for key in request.keys:
+            self._free(key, request.owner_id, None, 0)
+
+    def release(self, grant: Grant) -> bool:
+        self._outstanding.discard(grant)
+        ours = [
+            self._free(key, grant.owner_id, token, grant.min_hold_us)
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
+        ]
+        return all(ours)
+
+    def _free(self, key: str, owner_id: str, token: int | None, min_hold_us: int) -> bool:
+        sent = 0
+
+        def free(session: Session) -> Freed:
+            nonlocal sent
+            sent += 1
+            freed = self.dialect.release(session, key, owner_id, token, min_hold_us)
+            if freed.awaited:
+                # A statement of its own: notifying in the one that commits serialises commits.
+                self._notify(session, key)
+            return freed
+
+        freed = self._when_not_busy(lambda: self._run(free))
+        self.wakeups.wake(key)
+        # Sent twice, because the first answer was lost: the first one may have freed it.
+        return freed.ours or sent > 1
+
+    def extend(self, extensions: Sequence[Extension]) -> Extended:
+        extended, busy = self._run(
+            lambda session: self.dialect.extend(session, extensions), renewal=True
+        )
+        done, lost = set(), set()
+        for extension in extensions:
+            grant = extension.grant
+            wanted = {(key, grant.owner_id) for key in grant.keys}
+            if wanted <= extended:
+                done.add(grant.owner_id)
+            elif not wanted <= extended | busy:
+                lost.add(grant.owner_id)
+        return Extended(extended=frozenset(done), lost=frozenset(lost))
+
+    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
+        found = self._run(
+            lambda session: self.dialect.holders(session, self.prefix + prefix, limit)
+        )
+        return [self._public(holder) for holder in found]
+
+    def force_release(self, key: str) -> Holder | None:
+        full = self.prefix + key
+
+        def free(session: Session) -> Holder | None:
+            holder, awaited = self.dialect.force_release(session, full)
+            if awaited:
+                self._notify(session, full)
+            return holder
+
+        holder = self._when_not_busy(lambda: self._run(free))
+        self.wakeups.wake(full)
+        return self._public(holder) if holder else None
+
+    def sweep(
+        self, *, older_than: float, batch_size: int, dry_run: bool = False
+    ) -> Iterator[Swept]:
+        after, older_than_us = "", to_us(older_than)
+        while True:
+            start = after
+            batch = self._run(
+                lambda session, start=start: self.dialect.sweep(  # type: ignore[misc]
+                    session, start, batch_size, older_than_us, dry_run
+                )
+            )
+            if batch is None:
+                return
+            for holder in batch.expired:
+                self.wakeups.wake(holder.key)
+            yield Swept(
+                examined=batch.examined,
+                expired=tuple(map(self._public, batch.expired)),
+                deleted=batch.deleted,
+            )
+            after = batch.last_key
+
+    def _public(self, holder: Holder) -> Holder:
+        return replace(holder, key=self.public_key(holder.key)) if self.prefix else holder
+
+    def _when_not_busy(self, verb: Callable[[], T]) -> T:
+        """`verb()`, again while another statement has the row in its hands."""
+        give_up = clock.lease_now() + ROW_BUSY_PATIENCE
+        while True:
+            try:
+                return verb()
+            except BackendUnavailable as error:
+                if sqlstate(error.__cause__) != ROW_BUSY or clock.lease_now() > give_up:
+                    raise
+
+    # Waiting
+
+    def wait(self, denial: Denial, until: float, attempt: int) -> None:
+        listener = self._hearing_listener()
+        if listener is None:
+            self._poll(denial.key, until, attempt)
+            return
+        with self.wakeups.ticket(denial.key) as ticket:
+            if self._mark(denial.key) and listener.hearing:
+                ticket.wait(until)
+
+    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
+        listener = self._hearing_listener()
+        if listener is None:
+            await self._apoll(denial.key, until, attempt)
+            return
+        with self.wakeups.ticket(denial.key) as ticket:
+            if await offload(lambda: self._mark(denial.key)) and listener.hearing:
+                await ticket.wait_async(until)
+
+    def _poll(self, key: str, until: float, attempt: int) -> None:
+        """Look at the key, without writing, until it seems free."""
+        with self.wakeups.ticket(key) as ticket:
+            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
+                attempt += 1
+                if clock.lease_now() >= until or not self._is_taken(key):
+                    return
+
+    async def _apoll(self, key: str, until: float, attempt: int) -> None:
+        with self.wakeups.ticket(key) as ticket:
+            while not await ticket.wait_async(
+                min(until, clock.lease_now() + self._poll_delay(attempt))
+            ):
+                attempt += 1
+                if clock.lease_now() >= until or not await offload(lambda: self._is_taken(key)):
+                    return
+
+    def _poll_delay(self, attempt: int) -> float:
+        return poll_delay(attempt, cap=POLL_CAP["sqlite" if self.dialect.one_writer else ""])
+
+    def _is_taken(self, key: str) -> bool:
+        return self._run(lambda session: self.dialect.is_taken(session, key))
+
+    def _mark(self, key: str) -> bool:
+        from .postgresql import PostgreSQL
+
+        dialect = self.dialect
+        assert isinstance(dialect, PostgreSQL)
+        try:
+            return self._run(lambda session: dialect.mark(session, key))
+        except BackendUnavailable as error:
+            if sqlstate(error.__cause__) != ROW_BUSY:
+                raise
+            # No mark was left: sleeping now might be beside a free lock.
+            return False
+
+    def _hearing_listener(self) -> Listener | None:
+        """The listener, if notifications are known to arrive."""
+        listener = self._listener
+        if listener is None:
+            if not self.options.get("listen", True) or self._callers_connection() is not None:
+                return None
+            listener = self._listener = self._new_listener()
+            if listener is None:
+                return None
+        listener.start()
+        return listener if listener.hearing else None
+
+    def _new_listener(self) -> Listener | None:
+        channel = self._channel
+        if connections[self.using].vendor != "postgresql" or not isinstance(channel, OwnConnection):
+            return None
+        try:
+            import psycopg  # noqa: F401
+        except ImportError:
+            return None
+        from .listener import Listener
+
+        return Listener(
+            channel.open,
+            lambda payload: self._run(lambda session: self._notify(session, payload)),
+            self.wakeups,
+        )
+
+    @staticmethod
+    def _notify(session: Session, payload: str) -> None:
+        from .listener import CHANNEL, NOTIFY
+
+        session.execute(NOTIFY, (CHANNEL, payload))
+
+    # Async twins: inside a test case's transaction, only the thread that owns it sees the locks.
+
+    async def atry_acquire(self, request: Request) -> Grant | Denial:
+        return await self._offload(
+            lambda: self.try_acquire(request),
+            lambda answer: isinstance(answer, Grant) and self.abandon(request),
+        )
+
+    async def aabandon(self, request: Request) -> None:
+        await self._offload(lambda: self.abandon(request))
+
+    async def arelease(self, grant: Grant) -> bool:
+        return await self._offload(lambda: self.release(grant))
+
+    async def aextend(self, extensions: Sequence[Extension]) -> Extended:
+        return await self._offload(lambda: self.extend(extensions))
+
+    async def _offload(self, verb: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+        if under_test_runner():
+            from asgiref.sync import sync_to_async
+
+            if await sync_to_async(self._callers_connection, thread_sensitive=True)():
+                return await sync_to_async(verb, thread_sensitive=True)()
+        return await offload(verb, undo=undo)
+
+    # Housekeeping
+
+    def check(self) -> list[CheckMessage]:
+        from .checks import check_settings
+
+        return check_settings(self)
+
+    def check_store(self) -> list[CheckMessage]:
+        from .checks import check_database
+
+        return check_database(self)
+
+    def close(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+        for name in ("_channel", "_renewal_channel"):
+            channel = self.__dict__.get(name)
+            if channel is not None:
+                channel.close()
+
+
+class _Refused:
+    """Which key of a request was in the way."""
+
+    key = ""
+    held = Held(None)
+
+
+class _NotAll(Exception):
+    """A key of several is taken: undo the others."""
+
+
+def sqlstate(error: object) -> str:
+    """The SQLSTATE of a database error, through whatever wraps it; or ''."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if state:
+            return str(state)
+        error = getattr(error, "__cause__", None)
+    return ""
+
+
+def in_testcase(wrapper: BaseDatabaseWrapper) -> bool:
+    """Whether the connection is inside the transaction that a TestCase wraps around a test."""
+    return any(getattr(block, "_from_testcase", False) for block in wrapper.atomic_blocks)
+
+
+def under_test_runner() -> bool:
+    """Whether Django's test environment has been set up in this process."""
+    mail: Any = sys.modules.get("django.core.mail")
+    return hasattr(mail, "outbox")

@@ -1,0 +1,231 @@
+"""On which connection a statement of ours runs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...exceptions import BackendUnavailable
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+# How long a thread waits for another one's statement on the shared connection: longer than any
+# statement of ours takes on a server that answers.
+MUTEX_WAIT = 10.0
+
+
+class Session:
+    """A connection with which a dialect speaks, for the time of one verb."""
+
+    def __init__(
+        self, wrapper: BaseDatabaseWrapper, *, begin: str = "", is_callers: bool = False
+    ) -> None:
+        self.wrapper = wrapper
+        # The connection of the code that called, rather than one of ours.
+        self.is_callers = is_callers
+        # The statement that begins a transaction on a connection that Django does not know of.
+        self._begin = begin
+
+    @property
+    def in_callers_transaction(self) -> bool:
+        return self.is_callers and self.wrapper.in_atomic_block
+
+    def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] | None = None) -> list[Row]:
+        with self.wrapper.cursor() as cursor:
+            cursor.execute(sql, params)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All statements of the block together, or, if it raises, none."""
+        if not self._begin:
+            with transaction.atomic(using=self.wrapper.alias):
+                yield
+            return
+        self.execute(self._begin)
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with suppress(DatabaseError, InterfaceError):
+                self.execute("ROLLBACK")
+            raise
+
+
+class Channel(ABC):
+    """A way to a database alias that is not the caller's connection, shared by all threads."""
+
+    @abstractmethod
+    def run(self, work: Callable[[Session], T]) -> T:
+        """Do `work` outside any transaction of the caller's, and return what it returns.
+
+        When the connection turns out to be broken, `work` is done once more on a new one: it must
+        be something that may be sent twice.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection; it is opened anew when next used."""
+
+
+class OwnConnection(Channel):
+    """An autocommit connection of our own, behind a mutex.
+
+    A copy of the alias' settings, without its pool: through a shared pool, threads that hold a
+    connection each and want another one starve.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        begin: str,
+        adapt: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._alias = alias
+        self._begin = begin
+        self._adapt = adapt
+        self._mutex = threading.Lock()
+        self._wrapper: BaseDatabaseWrapper | None = None
+        self._session: Session | None = None
+        self._name: object = None
+
+    def run(self, work: Callable[[Session], T]) -> T:
+        if not self._mutex.acquire(timeout=MUTEX_WAIT):
+            raise BackendUnavailable(
+                f"The database {self._alias!r} has not answered a lock statement of another "
+                f"thread for {MUTEX_WAIT:g} s."
+            )
+        try:
+            try:
+                return work(self._usable())
+            except (OperationalError, InterfaceError):
+                if not self._is_broken():
+                    raise
+                self._drop()
+            return work(self._usable())
+        except (OperationalError, InterfaceError):
+            if self._is_broken():
+                self._drop()
+            raise
+        except BaseException as error:
+            # Interrupted between a statement and its answer, the connection cannot be trusted.
+            if not isinstance(error, Exception):
+                self._drop()
+            raise
+        finally:
+            self._mutex.release()
+
+    def open(self) -> BaseDatabaseWrapper:
+        """A new connection of this kind, not shared with anybody."""
+        settings = copy.deepcopy(connections[self._alias].settings_dict)
+        settings["OPTIONS"].pop("pool", None)
+        settings["CONN_MAX_AGE"] = None
+        settings["AUTOCOMMIT"] = True
+        settings["ATOMIC_REQUESTS"] = False
+        self._adapt(settings)
+        wrapper = type(connections[self._alias])(settings, self._alias)
+        wrapper.inc_thread_sharing()
+        return wrapper
+
+    def _usable(self) -> Session:
+        # Under a test runner, the alias comes to mean another database at run time.
+        name = connections[self._alias].settings_dict["NAME"]
+        if self._session is None or self._name != name:
+            self._drop()
+            self._wrapper = self.open()
+            self._session = Session(self._wrapper, begin=self._begin)
+            self._name = name
+        return self._session
+
+    def _is_broken(self) -> bool:
+        return self._wrapper is not None and not (
+            self._wrapper.connection is not None and self._wrapper.is_usable()
+        )
+
+    def _drop(self) -> None:
+        wrapper, self._wrapper, self._session = self._wrapper, None, None
+        if wrapper is not None:
+            with suppress(Exception):
+                wrapper.close()
+
+    def close(self) -> None:
+        with self._mutex:
+            self._drop()
+
+
+class OwnThread(Channel):
+    """A thread of our own, and with it the connection that Django keeps for that thread.
+
+    For dialects that go through the ORM, whose queries name an alias and not a connection.
+    """
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._mutex = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+
+    def run(self, work: Callable[[Session], T]) -> T:
+        with self._mutex:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(1, thread_name_prefix="distlocks-database")
+            future = self._executor.submit(self._do, work)
+        return future.result()
+
+    def _do(self, work: Callable[[Session], T]) -> T:
+        wrapper = connections[self._alias]
+        session = Session(wrapper)
+        try:
+            return work(session)
+        except (OperationalError, InterfaceError):
+            if wrapper.connection is not None and wrapper.is_usable():
+                raise
+            wrapper.close()
+        return work(session)
+
+    def close(self) -> None:
+        with self._mutex:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.submit(connections[self._alias].close)
+            executor.submit(connections.close_all)
+            executor.shutdown()
+
+
+@contextmanager
+def translated_errors(alias: str) -> Iterator[None]:
+    """Turn Django's database errors into ours, with the way out."""
+    try:
+        yield
+    except ProgrammingError as error:
+        raise BackendUnavailable(_explain(alias, error)) from error
+    except (OperationalError, InterfaceError) as error:
+        raise BackendUnavailable(_explain(alias, error)) from error
+
+
+def _explain(alias: str, error: Exception) -> str:
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "distlocks_" in text and ("no such table" in text or "exist" in text):
+        return (
+            f"The database {alias!r} lacks the tables of distlocks ({text}): run "
+            f"'manage.py migrate --database {alias}', with 'distlocks' in INSTALLED_APPS."
+        )
+    if "BUSY_SNAPSHOT" in text or "database is locked" in text:
+        return f"The database {alias!r} is locked by another writer: {text}."
+    return f"The database {alias!r} cannot be used for locks: {text}"

@@ -1,0 +1,145 @@
+"""What one kind of SQL database makes different: the statements behind the verbs."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ...claims import MICROSECOND, Extension, Holder, Request, from_us
+from .channels import Channel, Row, Session
+
+# What a holder is read from, in this order, by every dialect.
+HOLDER_COLUMNS = (
+    "key, owner_id, fencing_token, acquired_at, {remaining}, host, pid, thread, label, metadata"
+)
+# A waiter's mark outlives the longest sleep, and is renewed at half of its life.
+MARK_US = 10 * MICROSECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The key is ours."""
+
+    fencing_token: int
+    acquired_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The key is somebody else's. No holder: the store could not tell, try again."""
+
+    holder: Holder | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a release found."""
+
+    ours: bool
+    # Somebody sleeps beside the key and has to be told.
+    awaited: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of a sweep."""
+
+    examined: int
+    last_key: str
+    expired: list[Holder]
+    deleted: int
+
+
+class Dialect(ABC):
+    """The statements of one kind of database. Knows neither threads, nor retries, nor waiting."""
+
+    # Is there one writer at a time for the whole database? Then a lock taken inside a transaction
+    # has to live in that transaction: a second connection would wait for the first.
+    one_writer: ClassVar[bool] = False
+
+    def __init__(self, alias: str, table: str) -> None:
+        self.alias = alias
+        self.table = table
+
+    @abstractmethod
+    def channel(self) -> Channel:
+        """A new way to the database, outside the callers' transactions."""
+
+    @abstractmethod
+    def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        """Take the key if it is free, expired, or has our owner id already."""
+
+    @abstractmethod
+    def release(
+        self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        """Free the key in place if it is this owner's (and this token's, if one is given)."""
+
+    @abstractmethod
+    def extend(
+        self, session: Session, extensions: Sequence[Extension]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        """Extend each key of each grant that is still held; (extended, busy) as (key, owner id)."""
+
+    @abstractmethod
+    def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
+        """The live rows whose key begins with `prefix`."""
+
+    @abstractmethod
+    def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
+        """Free the key whoever has it; who had it, and whether somebody waits for it."""
+
+    @abstractmethod
+    def sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        """Clear and delete among the next `batch_size` keys past `after`; None at the end."""
+
+    @abstractmethod
+    def is_taken(self, session: Session, key: str) -> bool:
+        """Whether somebody has the key, without writing anything."""
+
+    def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
+        """Whether the database exists for this process alone."""
+        return False
+
+    def explain(self, error: Exception, *, in_transaction: bool) -> str:
+        """What the user should do about a database error that this dialect knows; or ''."""
+        return ""
+
+
+def holder_from(row: Row) -> Holder:
+    """A holder from the columns HOLDER_COLUMNS."""
+    key, owner_id, token, acquired_us, remaining_us, host, pid, thread, label, metadata = row
+    return Holder(
+        key=key,
+        owner_id=owner_id,
+        fencing_token=token,
+        since=from_us(acquired_us),
+        remaining=remaining_us / MICROSECOND,
+        host=host,
+        pid=pid,
+        thread=thread,
+        label=label,
+        metadata=json.loads(metadata) if isinstance(metadata, str) else metadata,
+    )
+
+
+def acquire_params(key: str, request: Request) -> dict[str, Any]:
+    """The parameters of a dialect's acquire statement."""
+    return {
+        "key": key,
+        "owner": request.owner_id,
+        "hold": request.hold_us,
+        "host": request.host,
+        "pid": request.pid,
+        "thread": request.thread,
+        "label": request.label,
+        "metadata": json.dumps(request.metadata) if request.metadata else "{}",
+    }

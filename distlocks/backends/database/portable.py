@@ -1,0 +1,194 @@
+"""Any database that Django speaks, through the ORM: several statements per verb, same promises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F, QuerySet, Value
+from django.db.models.functions import Greatest, Now
+
+from ...claims import EPOCH, MICROSECOND, Extension, Holder, Request, from_us
+from ...models import Lock
+from .channels import OwnThread, Session
+from .dialect import Batch, Dialect, Freed, Held, Taken
+
+
+class Portable(Dialect):
+    """The ORM path, for databases without a dialect of their own.
+
+    The server's clock is read before the conditional update. A wait on the row in between makes
+    what was computed from it older than the truth, which is the safe side everywhere: an expired
+    lease may look live for the length of the wait, and a lease granted is shorter by it, still
+    longer than its holder trusts it (the holder counts from before the clock was read). Tokens
+    are computed in the update itself.
+    """
+
+    def channel(self) -> OwnThread:
+        return OwnThread(self.alias)
+
+    def _locks(self, **filters: Any) -> QuerySet[Lock]:
+        return Lock.objects.using(self.alias).filter(**filters)
+
+    def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        now = self._now_us(session)
+        row = self._locks(key=key).first()
+        if row is not None and row.expires_at > now and row.owner_id != request.owner_id:
+            return Held(_holder(row, now))
+        values = {
+            "owner_id": request.owner_id,
+            "expires_at": now + request.hold_us,
+            "host": request.host,
+            "pid": request.pid,
+            "thread": request.thread,
+            "label": request.label,
+            "metadata": dict(request.metadata),
+        }
+        if row is None:
+            return self._insert(key, now, values)
+        if row.owner_id == request.owner_id and row.expires_at > now:
+            mine = self._locks(key=key, owner_id=request.owner_id, expires_at__gt=now)
+            if mine.update(expires_at=now + request.hold_us):
+                return Taken(fencing_token=row.fencing_token, acquired_us=row.acquired_at)
+            return Held(None)
+        taken = self._locks(key=key, expires_at__lte=now).update(
+            **values,
+            acquired_at=now,
+            fencing_token=Greatest(F("fencing_token") + 1, Value(now)),
+        )
+        if not taken:
+            return Held(None)
+        token = self._locks(key=key, owner_id=request.owner_id).values_list(
+            "fencing_token", flat=True
+        )
+        return Taken(fencing_token=token.get(), acquired_us=now)
+
+    def _insert(self, key: str, now: int, values: dict[str, Any]) -> Taken | Held:
+        try:
+            with transaction.atomic(using=self.alias):
+                Lock.objects.using(self.alias).create(
+                    key=key, acquired_at=now, fencing_token=now, **values
+                )
+        except IntegrityError:
+            return Held(None)
+        return Taken(fencing_token=now, acquired_us=now)
+
+    def release(
+        self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        mine = self._locks(key=key, owner_id=owner_id)
+        if token is not None:
+            mine = mine.filter(fencing_token=token)
+        if not min_hold_us:
+            return Freed(ours=bool(mine.update(owner_id="", expires_at=0)))
+        now = self._now_us(session)
+        cooling = mine.filter(acquired_at__gt=now - min_hold_us)
+        freed = cooling.update(
+            owner_id="", expires_at=F("acquired_at") + Value(min_hold_us)
+        ) or mine.update(owner_id="", expires_at=0)
+        return Freed(ours=bool(freed))
+
+    def extend(
+        self, session: Session, extensions: Sequence[Extension]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        now = self._now_us(session)
+        extended = set()
+        for extension in extensions:
+            grant = extension.grant
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
+                mine = self._locks(
+                    key=key, owner_id=grant.owner_id, fencing_token=token, expires_at__gt=now
+                )
+                if mine.update(
+                    expires_at=Greatest(
+                        Value(now + extension.ttl_us), F("acquired_at") + Value(grant.min_hold_us)
+                    )
+                ):
+                    extended.add((key, grant.owner_id))
+        return extended, set()
+
+    def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
+        now = self._now_us(session)
+        live = self._locks(key__startswith=prefix, expires_at__gt=now).order_by("key")
+        # LIKE ignores case on some databases.
+        rows = [row for row in live if row.key.startswith(prefix)]
+        return [_holder(row, now) for row in rows[:limit]]
+
+    def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
+        now = self._now_us(session)
+        row = self._locks(key=key, expires_at__gt=now).first()
+        if row is None:
+            return None, False
+        same = self._locks(key=key, fencing_token=row.fencing_token)
+        if not same.update(owner_id="", expires_at=0):
+            return None, False
+        return _holder(row, now), False
+
+    def sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        span = self._locks(key__gt=after).order_by("key").values_list("key", flat=True)[:batch_size]
+        keys = list(span)
+        if not keys:
+            return None
+        now = self._now_us(session)
+        dead = self._locks(key__gt=after, key__lte=keys[-1], expires_at__lte=now)
+        old = dead.filter(fencing_token__lte=now - older_than_us)
+        left_behind = dead.exclude(owner_id="")
+        if dry_run:
+            expired = [_holder(row, now) for row in left_behind]
+            return Batch(
+                examined=len(keys), last_key=keys[-1], expired=expired, deleted=old.count()
+            )
+        # Each statement checks the expiry again: a row taken meanwhile is left alone.
+        expired = [
+            _holder(row, now)
+            for row in left_behind
+            if left_behind.filter(key=row.key, owner_id=row.owner_id).update(
+                owner_id="", expires_at=0
+            )
+        ]
+        deleted, _ = old.delete()
+        return Batch(examined=len(keys), last_key=keys[-1], expired=expired, deleted=deleted)
+
+    def is_taken(self, session: Session, key: str) -> bool:
+        return self._locks(key=key, expires_at__gt=self._now_us(session)).exists()
+
+    def _now_us(self, session: Session) -> int:
+        """The server's clock in microseconds, as of the beginning of a statement of its own."""
+        connection = session.wrapper
+        compiler = Lock.objects.using(self.alias).all().query.get_compiler(self.alias)
+        expression = Now()
+        sql, params = compiler.compile(expression)
+        value: Any = session.execute(
+            f"SELECT {sql}{connection.features.bare_select_suffix}", params
+        )[0][0]
+        converters = [
+            *connection.ops.get_db_converters(expression),
+            *expression.get_db_converters(connection),
+        ]
+        for convert in converters:
+            value = convert(value, expression, connection)
+        return _microseconds(value)
+
+
+def _microseconds(moment: datetime) -> int:
+    difference = moment - EPOCH
+    return (difference.days * 86400 + difference.seconds) * MICROSECOND + difference.microseconds
+
+
+def _holder(row: Lock, now: int) -> Holder:
+    return Holder(
+        key=row.key,
+        owner_id=row.owner_id,
+        fencing_token=row.fencing_token,
+        since=from_us(row.acquired_at),
+        remaining=(row.expires_at - now) / MICROSECOND,
+        host=row.host,
+        pid=row.pid,
+        thread=row.thread,
+        label=row.label,
+        metadata=row.metadata,
+    )

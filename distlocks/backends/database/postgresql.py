@@ -1,0 +1,272 @@
+"""PostgreSQL: one statement per verb, server clock, time-outs inside the statement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...claims import Extension, Holder, Request
+from ...waiting import ROW_WAIT
+from .channels import OwnConnection, Row, Session
+from .dialect import (
+    HOLDER_COLUMNS,
+    MARK_US,
+    Batch,
+    Dialect,
+    Freed,
+    Held,
+    Taken,
+    acquire_params,
+    holder_from,
+)
+
+# The server's clock in microseconds. Not now() nor statement_timestamp(): they are from before a
+# wait on the row, and leases came out short by the wait.
+US = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+# A bound on the wait for each row, without session state that would leak through a pooler. It
+# counts only if the statement reads from it.
+BOUNDED = (
+    f"bound AS MATERIALIZED (SELECT set_config('lock_timeout', '{int(ROW_WAIT * 1000)}ms', true))"
+)
+
+# Invariant: the token and the expiry of a grant are computed after the row is ours (in the update
+# branch, from one reading of the clock), so tokens grow in the order of the grants. A try on a
+# live row writes nothing and waits for nobody, because the plain read keeps the insert from being
+# tried.
+ACQUIRE = """
+WITH {bound}taken AS (
+  INSERT INTO {t} AS l (key, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
+                        host, pid, thread, label, metadata)
+  SELECT %(key)s, %(owner)s, n, n, n + %(hold)s, 0,
+         %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s::jsonb
+  FROM (SELECT {us} AS n OFFSET 0) AS clock{join_bound}
+  WHERE NOT EXISTS (
+    SELECT FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
+  ON CONFLICT (key) DO UPDATE SET
+    (owner_id, fencing_token, acquired_at, expires_at, host, pid, thread, label, metadata) = (
+      SELECT excluded.owner_id,
+             CASE WHEN again THEN l.fencing_token ELSE greatest(l.fencing_token + 1, n) END,
+             CASE WHEN again THEN l.acquired_at ELSE n END,
+             n + %(hold)s,
+             excluded.host, excluded.pid, excluded.thread, excluded.label, excluded.metadata
+      FROM (SELECT n, l.owner_id = excluded.owner_id AND l.expires_at > n AS again
+            FROM (SELECT {us} AS n OFFSET 0) AS clock OFFSET 0) AS reading)
+    WHERE l.expires_at <= {us} OR l.owner_id = excluded.owner_id
+  RETURNING fencing_token, acquired_at)
+SELECT true, '', '', fencing_token, acquired_at, 0, '', 0, '', '', NULL::jsonb FROM taken
+UNION ALL
+SELECT false, {holder} FROM {t} WHERE key = %(key)s AND NOT EXISTS (SELECT FROM taken)
+"""
+
+# Invariant: only the owner's own row changes; the key stays taken until the minimum hold has
+# passed; the waiters' mark is cleared in the same update that frees the key, so that whoever
+# marked before is announced to and whoever comes later finds the key free.
+RELEASE = """
+{with_bound}UPDATE {t} SET
+  owner_id = '',
+  expires_at = CASE WHEN acquired_at + %(min_hold)s > {us} THEN acquired_at + %(min_hold)s
+                    ELSE 0 END,
+  waiting_until = CASE WHEN waiting_until > {us} THEN -1 ELSE 0 END
+{from_bound}
+WHERE key = %(key)s AND owner_id = %(owner)s{and_token}
+RETURNING waiting_until < 0
+"""
+
+# Invariant: a lease is extended only while it is the owner's and has not expired by the clock
+# after the row is had. Rows in another statement's hands are skipped and read plainly: they are
+# busy, not lost.
+EXTEND = """
+WITH wanted AS (
+  SELECT * FROM unnest(%(keys)s::text[], %(owners)s::text[], %(tokens)s::bigint[],
+                       %(ttls)s::bigint[], %(min_holds)s::bigint[])
+    AS w (key, owner_id, fencing_token, ttl, min_hold)),
+had AS MATERIALIZED (
+  SELECT l.key, w.ttl, w.min_hold
+  FROM {t} AS l JOIN wanted AS w USING (key, owner_id, fencing_token)
+  WHERE l.expires_at > {us}
+  ORDER BY l.key FOR UPDATE OF l SKIP LOCKED),
+extended AS (
+  UPDATE {t} AS l SET expires_at = greatest({us} + had.ttl, l.acquired_at + had.min_hold)
+  FROM had WHERE l.key = had.key
+  RETURNING l.key, l.owner_id)
+SELECT key, owner_id, true FROM extended
+UNION ALL
+SELECT l.key, l.owner_id, false FROM {t} AS l JOIN wanted AS w USING (key, owner_id, fencing_token)
+WHERE l.expires_at > {us} AND l.key NOT IN (SELECT key FROM extended)
+"""
+
+# Invariant: a row comes back exactly if it was live *and* marked at one moment after the caller
+# began to listen. The mark is written under the row's lock; where a fresh one stands already, a
+# plain read is enough: who clears it announces afterwards.
+MARK = """
+WITH {bound}marked AS (
+  UPDATE {t} SET waiting_until = {us} + {mark}
+  {from_bound}
+  WHERE key = %(key)s AND expires_at > {us} AND waiting_until < {us} + {mark} / 2
+  RETURNING key)
+SELECT key FROM marked
+UNION ALL
+SELECT key FROM {t} WHERE key = %(key)s AND expires_at > {us} AND waiting_until >= {us} + {mark} / 2
+"""
+
+HOLDERS = """
+SELECT {holder} FROM {t}
+WHERE key >= %(prefix)s AND starts_with(key, %(prefix)s) AND expires_at > {us}
+ORDER BY key LIMIT %(limit)s
+"""
+
+# Invariant: what is reported is what was cleared (the row is locked first, then read).
+FORCE_RELEASE = """
+WITH {bound}had AS MATERIALIZED (
+  SELECT {holder}, waiting_until > {us} AS awaited FROM {t}{join_bound}
+  WHERE key = %(key)s AND expires_at > {us} FOR UPDATE OF {t}),
+freed AS (
+  UPDATE {t} AS l SET owner_id = '', expires_at = 0, waiting_until = 0 FROM had
+  WHERE l.key = had.key)
+SELECT * FROM had
+"""
+
+# Invariant: only rows that are expired once they are locked are touched; rows in another
+# statement's hands are left for the next sweep. Walks the primary key, so there is no index on
+# the expiry that every renewal would have to write.
+SWEEP = """
+WITH span AS MATERIALIZED (
+  SELECT key FROM {t} WHERE key > %(after)s ORDER BY key LIMIT %(size)s),
+dead AS MATERIALIZED (
+  SELECT {holder} FROM {t}
+  WHERE key IN (SELECT key FROM span) AND expires_at <= {us}
+    AND (owner_id <> '' OR fencing_token <= {us} - %(older)s)
+  ORDER BY key {lock}),
+{acts}
+summary AS (SELECT count(*) AS examined, max(key) AS last_key FROM span)
+SELECT examined, last_key, (SELECT count(*) FROM dead WHERE fencing_token <= {us} - %(older)s),
+       dead.* FROM summary LEFT JOIN dead ON owner_id <> ''
+"""
+SWEEP_ACTS = """
+deleted AS (
+  DELETE FROM {t} AS l USING dead WHERE l.key = dead.key
+    AND dead.fencing_token <= {us} - %(older)s),
+cleared AS (
+  UPDATE {t} AS l SET owner_id = '', expires_at = 0 FROM dead WHERE l.key = dead.key
+    AND dead.owner_id <> '' AND dead.fencing_token > {us} - %(older)s),
+"""
+
+IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL 14 and later, through psycopg 3 or psycopg2."""
+
+    def __init__(self, alias: str, table: str) -> None:
+        super().__init__(alias, table)
+        self._own = self._statements(bounded=True)
+        # In a test case's transaction, which is the caller's, no time-out may stay behind.
+        self._callers = self._statements(bounded=False)
+
+    def _statements(self, *, bounded: bool) -> dict[str, str]:
+        names = {
+            "t": self.table,
+            "us": US,
+            "mark": MARK_US,
+            "holder": HOLDER_COLUMNS.format(remaining=f"expires_at - {US} AS remaining"),
+            "bound": f"{BOUNDED}, " if bounded else "",
+            "with_bound": f"WITH {BOUNDED} " if bounded else "",
+            "from_bound": " FROM bound" if bounded else "",
+            "join_bound": ", bound" if bounded else "",
+        }
+        sweep = {**names, "lock": f"FOR UPDATE OF {self.table} SKIP LOCKED"}
+        return {
+            "acquire": ACQUIRE.format(**names),
+            "release": RELEASE.format(**names, and_token=" AND fencing_token = %(token)s"),
+            "abandon": RELEASE.format(**names, and_token=""),
+            "extend": EXTEND.format(**names),
+            "mark": MARK.format(**names),
+            "holders": HOLDERS.format(**names),
+            "force_release": FORCE_RELEASE.format(**names),
+            "sweep": SWEEP.format(**sweep, acts=SWEEP_ACTS.format(**names)),
+            "sweep_dry": SWEEP.format(**{**names, "lock": "", "acts": ""}),
+            "is_taken": IS_TAKEN.format(**names),
+        }
+
+    def _execute(self, session: Session, name: str, params: dict[str, Any]) -> list[Row]:
+        statements = self._callers if session.in_callers_transaction else self._own
+        return session.execute(statements[name], params)
+
+    def channel(self) -> OwnConnection:
+        return OwnConnection(self.alias, begin="BEGIN", adapt=_fail_rather_than_hang)
+
+    def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        rows = self._execute(session, "acquire", acquire_params(key, request))
+        if not rows:
+            return Held(None)
+        granted, *row = rows[0]
+        if granted:
+            return Taken(fencing_token=row[2], acquired_us=row[3])
+        return Held(holder_from(tuple(row)))
+
+    def release(
+        self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        params = {"key": key, "owner": owner_id, "token": token, "min_hold": min_hold_us}
+        if token is None:
+            rows = self._execute(session, "abandon", params)
+        else:
+            rows = self._execute(session, "release", params)
+        return Freed(ours=bool(rows), awaited=bool(rows and rows[0][0]))
+
+    def extend(
+        self, session: Session, extensions: Sequence[Extension]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        wanted = [
+            (key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
+            for extension in extensions
+            for grant in (extension.grant,)
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
+        ]
+        columns = [list(column) for column in zip(*wanted, strict=True)]
+        names = ("keys", "owners", "tokens", "ttls", "min_holds")
+        rows = self._execute(session, "extend", dict(zip(names, columns, strict=True)))
+        extended = {(key, owner) for key, owner, done in rows if done}
+        busy = {(key, owner) for key, owner, done in rows if not done}
+        return extended, busy
+
+    def mark(self, session: Session, key: str) -> bool:
+        """Leave word that somebody sleeps beside the key; False if it is free: do not sleep."""
+        return bool(self._execute(session, "mark", {"key": key}))
+
+    def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
+        rows = self._execute(session, "holders", {"prefix": prefix, "limit": limit})
+        return [holder_from(row) for row in rows]
+
+    def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
+        rows = self._execute(session, "force_release", {"key": key})
+        if not rows:
+            return None, False
+        *holder, awaited = rows[0]
+        return holder_from(tuple(holder)), awaited
+
+    def sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        name = "sweep_dry" if dry_run else "sweep"
+        params = {"after": after, "size": batch_size, "older": older_than_us}
+        rows = self._execute(session, name, params)
+        examined, last_key, deleted = rows[0][:3]
+        if not examined:
+            return None
+        expired = [holder_from(row[3:]) for row in rows if row[3] is not None]
+        return Batch(examined=examined, last_key=last_key, expired=expired, deleted=deleted)
+
+    def is_taken(self, session: Session, key: str) -> bool:
+        return bool(self._execute(session, "is_taken", {"key": key}))
+
+
+def _fail_rather_than_hang(settings: dict[str, Any]) -> None:
+    """Unless the alias says otherwise, give up on a server that has left the network."""
+    options = settings["OPTIONS"]
+    options.setdefault("connect_timeout", 5)
+    # libpq, milliseconds: unacknowledged data this old means that nobody is there.
+    options.setdefault("tcp_user_timeout", 5000)
+    # Our statements hold for READ COMMITTED; a stricter default of the alias is for its users.
+    options.pop("isolation_level", None)

@@ -1,0 +1,296 @@
+"""SQLite: one writer at a time, so a busy database is retried here, with jitter."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar, cast
+
+from django.db import OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.sqlite3.base import DatabaseWrapper
+
+from ... import clock
+from ...claims import Extension, Holder, Request
+from ...waiting import ROW_WAIT, busy_delays
+from .channels import OwnConnection, Session
+from .dialect import (
+    HOLDER_COLUMNS,
+    Batch,
+    Dialect,
+    Freed,
+    Held,
+    Taken,
+    acquire_params,
+    holder_from,
+)
+
+T = TypeVar("T")
+
+# The clock of the machine that all processes of a SQLite database share, in microseconds, read
+# when the statement begins: nothing of ours waits inside a statement.
+US = "(CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER) * 1000)"
+
+# RETURNING came with 3.35.
+SUPPORTED = sqlite3.sqlite_version_info >= (3, 35, 0)
+
+# How long a release, an extension or a sweep tries to get past other writers.
+WRITE_PATIENCE = 5.0
+
+# Invariant: the token and the expiry are computed in the update branch, under the write lock.
+ACQUIRE = """
+INSERT INTO {t} AS l (key, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
+                      host, pid, thread, label, metadata)
+SELECT %(key)s, %(owner)s, {us}, {us}, {us} + %(hold)s, 0,
+       %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s
+WHERE NOT EXISTS (
+  SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
+ON CONFLICT (key) DO UPDATE SET
+  fencing_token = CASE WHEN l.owner_id = excluded.owner_id AND l.expires_at > {us}
+                       THEN l.fencing_token ELSE max(l.fencing_token + 1, {us}) END,
+  acquired_at = CASE WHEN l.owner_id = excluded.owner_id AND l.expires_at > {us}
+                     THEN l.acquired_at ELSE {us} END,
+  owner_id = excluded.owner_id, expires_at = {us} + %(hold)s, host = excluded.host,
+  pid = excluded.pid, thread = excluded.thread, label = excluded.label,
+  metadata = excluded.metadata
+  WHERE l.expires_at <= {us} OR l.owner_id = excluded.owner_id
+RETURNING fencing_token, acquired_at
+"""
+
+# Invariant: only the owner's own row changes; the key stays taken until the minimum hold is over.
+RELEASE = """
+UPDATE {t} SET
+  owner_id = '',
+  expires_at = CASE WHEN acquired_at + %(min_hold)s > {us} THEN acquired_at + %(min_hold)s
+                    ELSE 0 END
+WHERE key = %(key)s AND owner_id = %(owner)s{and_token}
+RETURNING key
+"""
+
+# Invariant: a lease is extended only while it is the owner's and has not expired.
+EXTEND = """
+UPDATE {t} SET expires_at = max({us} + %(ttl)s, acquired_at + %(min_hold)s)
+WHERE key = %(key)s AND owner_id = %(owner)s AND fencing_token = %(token)s AND expires_at > {us}
+RETURNING key
+"""
+
+HOLDERS = """
+SELECT {holder} FROM {t}
+WHERE key >= %(prefix)s AND substr(key, 1, length(%(prefix)s)) = %(prefix)s AND expires_at > {us}
+ORDER BY key LIMIT %(limit)s
+"""
+
+IS_TAKEN = "SELECT {holder} FROM {t} WHERE key = %(key)s AND expires_at > {us}"
+FORCE_RELEASE = "UPDATE {t} SET owner_id = '', expires_at = 0 WHERE key = %(key)s"
+
+# Invariant: each batch is one short transaction, so what is found expired is still so when it is
+# cleared, and no other writer waits for longer than a batch.
+SPAN = """
+SELECT count(*), max(key)
+FROM (SELECT key FROM {t} WHERE key > %(after)s ORDER BY key LIMIT %(size)s)
+"""
+DEAD = """
+SELECT {holder} FROM {t}
+WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us} AND owner_id <> ''
+"""
+COUNT_OLD = """
+SELECT count(*) FROM {t}
+WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us}
+  AND fencing_token <= {us} - %(older)s
+"""
+DELETE_OLD = """
+DELETE FROM {t}
+WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us}
+  AND fencing_token <= {us} - %(older)s
+"""
+CLEAR = """
+UPDATE {t} SET owner_id = '', expires_at = 0
+WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us} AND owner_id <> ''
+"""
+
+DEFERRED_TRANSACTION = (
+    "Take the lock before the transaction begins, or give the database "
+    "OPTIONS = {'transaction_mode': 'IMMEDIATE'}."
+)
+
+
+class SQLite(Dialect):
+    """SQLite 3.35 and later, in any journal mode."""
+
+    one_writer: ClassVar[bool] = True
+
+    def __init__(self, alias: str, table: str) -> None:
+        super().__init__(alias, table)
+        names = {
+            "t": table,
+            "us": US,
+            "holder": HOLDER_COLUMNS.format(remaining=f"expires_at - {US}"),
+        }
+        self._acquire = ACQUIRE.format(**names)
+        self._release = RELEASE.format(**names, and_token=" AND fencing_token = %(token)s")
+        self._abandon = RELEASE.format(**names, and_token="")
+        self._extend = EXTEND.format(**names)
+        self._holders = HOLDERS.format(**names)
+        self._is_taken = IS_TAKEN.format(**names)
+        self._force_release = FORCE_RELEASE.format(**names)
+        self._span = SPAN.format(**names)
+        self._dead = DEAD.format(**names)
+        self._count_old = COUNT_OLD.format(**names)
+        self._delete_old = DELETE_OLD.format(**names)
+        self._clear = CLEAR.format(**names)
+
+    def channel(self) -> OwnConnection:
+        return OwnConnection(self.alias, begin="BEGIN IMMEDIATE", adapt=_leave_waiting_to_us)
+
+    def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
+        return bool(cast("DatabaseWrapper", wrapper).is_in_memory_db())
+
+    def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        params = acquire_params(key, request)
+        try:
+            rows = _persistently(
+                session,
+                lambda: session.execute(self._acquire, params),
+                patience=ROW_WAIT,
+                enough=lambda: self.is_taken(session, key),
+            )
+        except OperationalError as error:
+            if session.in_callers_transaction or not is_busy(error):
+                raise
+            rows = []
+        if rows:
+            token, acquired_us = rows[0]
+            return Taken(fencing_token=token, acquired_us=acquired_us)
+        held = session.execute(self._is_taken, {"key": key})
+        if held and held[0][1] != request.owner_id:
+            return Held(holder_from(held[0]))
+        return Held(None, reason="The database is locked by another writer.")
+
+    def release(
+        self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        sql = self._abandon if token is None else self._release
+        params = {"key": key, "owner": owner_id, "token": token, "min_hold": min_hold_us}
+        rows = _persistently(session, lambda: session.execute(sql, params))
+        return Freed(ours=bool(rows))
+
+    def extend(
+        self, session: Session, extensions: Sequence[Extension]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        def extend_all() -> set[tuple[str, str]]:
+            extended = set()
+            with session.transaction():
+                for extension in extensions:
+                    grant = extension.grant
+                    for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
+                        params = {
+                            "key": key,
+                            "owner": grant.owner_id,
+                            "token": token,
+                            "ttl": extension.ttl_us,
+                            "min_hold": grant.min_hold_us,
+                        }
+                        if session.execute(self._extend, params):
+                            extended.add((key, grant.owner_id))
+            return extended
+
+        return _persistently(session, extend_all), set()
+
+    def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
+        params = {"prefix": prefix, "limit": -1 if limit is None else limit}
+        rows = _persistently(session, lambda: session.execute(self._holders, params))
+        return [holder_from(row) for row in rows]
+
+    def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
+        def free() -> Holder | None:
+            with session.transaction():
+                held = session.execute(self._is_taken, {"key": key})
+                session.execute(self._force_release, {"key": key})
+            return holder_from(held[0]) if held else None
+
+        return _persistently(session, free), False
+
+    def sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        params: dict[str, Any] = {"after": after, "size": batch_size, "older": older_than_us}
+
+        def inspect() -> Batch | None:
+            examined, params["last"] = session.execute(self._span, params)[0]
+            if not examined:
+                return None
+            return Batch(
+                examined=examined,
+                last_key=params["last"],
+                expired=[holder_from(row) for row in session.execute(self._dead, params)],
+                deleted=session.execute(self._count_old, params)[0][0],
+            )
+
+        def clean() -> Batch | None:
+            with session.transaction():
+                batch = inspect()
+                if batch is not None and batch.deleted:
+                    session.execute(self._delete_old, params)
+                if batch is not None and batch.expired:
+                    session.execute(self._clear, params)
+            return batch
+
+        if dry_run:
+            return _persistently(session, inspect)
+        # Look first: a batch with nothing to do must not take the write lock.
+        batch = _persistently(session, inspect)
+        if batch is None or not (batch.expired or batch.deleted):
+            return batch
+        return _persistently(session, clean)
+
+    def is_taken(self, session: Session, key: str) -> bool:
+        return bool(_persistently(session, lambda: session.execute(self._is_taken, {"key": key})))
+
+    def explain(self, error: Exception, *, in_transaction: bool) -> str:
+        if in_transaction and is_busy(error):
+            return (
+                "The transaction began by reading and another writer came in between. "
+                + DEFERRED_TRANSACTION
+            )
+        return ""
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether SQLite refused because of another connection's lock."""
+    cause = error.__cause__
+    if not isinstance(cause, sqlite3.OperationalError):
+        return False
+    # The low byte is the primary code; BUSY_SNAPSHOT, BUSY_RECOVERY and others share it.
+    code = getattr(cause, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _persistently(
+    session: Session,
+    write: Callable[[], T],
+    *,
+    patience: float = WRITE_PATIENCE,
+    enough: Callable[[], bool] | None = None,
+) -> T:
+    """`write()`, again and again while other writers are busy, for `patience` seconds.
+
+    Inside the caller's transaction there is one try: what the user's own time-out did not bring,
+    a retry will not. `enough` ends the retries early.
+    """
+    if session.in_callers_transaction:
+        return write()
+    give_up = clock.lease_now() + patience
+    for delay in busy_delays():
+        try:
+            return write()
+        except OperationalError as error:
+            if not is_busy(error) or clock.lease_now() > give_up or (enough and enough()):
+                raise
+            time.sleep(delay)
+    raise AssertionError("busy_delays() never ends")
+
+
+def _leave_waiting_to_us(settings: dict[str, Any]) -> None:
+    """SQLite's own busy handler sleeps up to 100 ms at a time and starves waiters."""
+    settings["OPTIONS"]["timeout"] = 0

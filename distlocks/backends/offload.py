@@ -1,0 +1,58 @@
+"""How a verb that blocks is called from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Threads of our own, not asgiref's thread-sensitive one: there, a sync caller that waits for a
+# lock would keep its holder from releasing it. Verbs never wait, so a few serve any number of
+# tasks.
+_THREADS = 8
+_executor: ThreadPoolExecutor | None = None
+
+
+def _pool() -> ThreadPoolExecutor:
+    global _executor
+    if _executor is None:
+        _executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="distlocks-async")
+    return _executor
+
+
+def _after_fork() -> None:
+    global _executor
+    _executor = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+async def offload(verb: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+    """Run `verb` in a thread and wait for it on the event loop.
+
+    A verb that has begun cannot be stopped. If the task is cancelled meanwhile, the verb runs to
+    its end, `undo` gets its result in the same pool, and only then is the cancellation raised: no
+    grant is left behind that nobody knows of. A second cancellation is raised at once; the undo
+    takes place all the same.
+    """
+    return await finish(_pool().submit(verb), undo)
+
+
+async def finish(future: Future[T], undo: Callable[[T], object] | None) -> T:
+    """Wait for a verb under way in a thread; see offload()."""
+    try:
+        return await asyncio.shield(asyncio.wrap_future(future))
+    except asyncio.CancelledError:
+        await asyncio.shield(asyncio.wrap_future(_pool().submit(_settle, future, undo)))
+        raise
+
+
+def _settle(future: Future[T], undo: Callable[[T], object] | None) -> None:
+    if future.exception() is None and undo is not None:
+        undo(future.result())

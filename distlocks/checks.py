@@ -1,0 +1,63 @@
+"""System checks: each wrong setting by number, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+
+from . import conf
+from .backends.base import BaseBackend
+from .handler import locks
+
+
+def register_all() -> None:
+    """Register the checks with Django."""
+    register(check_settings, "distlocks")
+    register(check_stores, Tags.database)
+
+
+def check_settings(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """Everything that is wrong with DISTLOCKS, and what each backend says of its own options."""
+    messages: list[CheckMessage] = [as_error(fault) for fault in conf.faults()]
+    if messages:
+        return messages
+    for alias in locks:
+        backend = _backend(alias, messages)
+        if backend is not None:
+            messages += backend.check()
+    return messages
+
+
+def check_stores(
+    app_configs: Sequence[Any] | None = None,
+    databases: Sequence[str] | None = None,
+    **kwargs: Any,
+) -> list[CheckMessage]:
+    """What the stores themselves lack: for databases, only those that the check may ask."""
+    messages: list[CheckMessage] = []
+    if any(conf.faults()):
+        return messages
+    for alias in locks:
+        backend = _backend(alias, [])
+        using = getattr(backend, "using", None)
+        if backend is not None and using in (databases or ()):
+            messages += backend.check_store()
+    return messages
+
+
+def as_error(fault: ImproperlyConfigured) -> Error:
+    """The system check message of a wrong setting."""
+    if isinstance(fault, conf.InvalidSetting):
+        return Error(fault.message, hint=fault.hint, id=fault.check_id)
+    return Error(str(fault), id="distlocks.E000")
+
+
+def _backend(alias: str, messages: list[CheckMessage]) -> BaseBackend | None:
+    try:
+        return locks[alias]
+    except ImproperlyConfigured as fault:
+        messages.append(as_error(fault))
+        return None

@@ -1,0 +1,398 @@
+"""The lease and its verbs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils.asyncio import async_unsafe
+
+from . import signals
+from .backends.base import BaseBackend
+from .claims import Extended, Extension, Grant, from_us, to_us
+from .clock import lease_now
+from .conf import MIN_TTL, seconds
+from .exceptions import BackendUnavailable, DistlocksError, LeaseLost
+from .recording import recorder
+from .renewal import renewer
+from .transactions import at_end
+from .waiting import DRIFT, GRANULARITY, lease_deadline
+
+logger = logging.getLogger("distlocks")
+
+OnLost = Callable[["Lease"], object]
+
+
+class Lease:
+    """A grant in its holder's hands. It lasts until its deadline unless it is extended.
+
+    A lease may be handed to another thread or task of the same process, which may use every verb.
+    In a process forked from the holder's it is lost: the holder keeps it.
+
+    What it does not promise: a process that is paused goes on believing in its lease until it
+    looks at the clock, and may then still have a write under way. Check late, and let the data
+    itself refuse an old fencing token where that matters.
+    """
+
+    __slots__ = (
+        "_given_back",
+        "_grant",
+        "_hold_until",
+        "_lost",
+        "_mutex",
+        "_on_lost",
+        "_pid",
+        "_releasing",
+        "_renew",
+        "_until_commit",
+        "backend",
+        "deadline",
+        "keys",
+        "label",
+        "ttl",
+        "waited",
+    )
+
+    def __init__(
+        self,
+        backend: BaseBackend,
+        grant: Grant,
+        *,
+        first_send: float,
+        ttl: float,
+        waited: float = 0.0,
+        renew: bool = True,
+        max_hold: float | None = None,
+        until_commit: bool = True,
+        on_lost: OnLost | None = None,
+        label: str = "",
+    ) -> None:
+        self.backend = backend
+        self.keys: tuple[str, ...] = (
+            tuple(map(backend.public_key, grant.keys)) if backend.prefix else grant.keys
+        )
+        # Seconds; as last granted or extended.
+        self.ttl = ttl
+        # On the lease clock (see distlocks.clock). After it the lease is lost, whatever the
+        # store says.
+        self.deadline = lease_deadline(first_send, ttl)
+        # Seconds from the call to the grant.
+        self.waited = waited
+        self.label = label
+        self._grant = grant
+        self._hold_until = None if max_hold is None else first_send + max_hold
+        self._renew = renew and not grant.in_transaction
+        self._until_commit = until_commit and (grant.in_testcase or not grant.in_transaction)
+        self._on_lost = on_lost
+        self._pid = os.getpid()
+        self._mutex = threading.Lock()
+        # The reason, once it is known to be lost.
+        self._lost = ""
+        self._releasing = False
+        self._given_back = False
+
+    def __repr__(self) -> str:
+        state = "released" if self.over else f"{max(self.remaining, 0.0):.1f} s left"
+        return f"<Lease of {', '.join(map(repr, self.keys))}: {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "A lease cannot be pickled: it belongs to the process that acquired it. Acquire in the "
+            "process that does the work, or pass the fencing token on."
+        )
+
+    # What it is
+
+    @property
+    def owner_id(self) -> str:
+        """Random, one per acquire: what the store knows the holder by."""
+        return self._grant.owner_id
+
+    @property
+    def fencing_tokens(self) -> dict[str, int]:
+        """The fencing token of each key: higher than that of every grant before, on every store."""
+        return dict(zip(self.keys, self._grant.fencing_tokens, strict=True))
+
+    @property
+    def fencing_token(self) -> int:
+        """The fencing token of the only key; ValueError if there are several."""
+        if len(self.keys) > 1:
+            raise ValueError(
+                f"This lease has {len(self.keys)} keys, each with a token: use fencing_tokens."
+            )
+        return self._grant.fencing_tokens[0]
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When it was granted, by the store's clock, in UTC."""
+        return from_us(self._grant.acquired_us)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; negative after it."""
+        return self.deadline - lease_now()
+
+    @property
+    def lost(self) -> bool:
+        """Whether another holder may have begun. Known by the clock, without asking the store."""
+        return bool(self._why_lost())
+
+    def _why_lost(self) -> str:
+        if self._lost:
+            return self._lost
+        if self._pid != os.getpid():
+            return f"it belongs to process {self._pid}, from which this one was forked"
+        if not self._given_back and lease_now() >= self.deadline:
+            return "its deadline has passed"
+        return ""
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost or has been released. Costs no round trip."""
+        why = self._why_lost()
+        if not why and (self._releasing or self._given_back):
+            why = "it has been released"
+        if why:
+            raise LeaseLost(self._message(why), keys=self.keys)
+
+    def _message(self, why: str) -> str:
+        keys = ", ".join(map(repr, self.keys))
+        return f"The lease of {keys} is lost: {why}."
+
+    # Verbs
+
+    @async_unsafe("Use 'await lease.aextend()' on an event loop.")
+    def extend(self, ttl: float | timedelta | None = None) -> None:
+        """Make the lease last `ttl` seconds from now on (default: its ttl), in place of what is
+        left.
+
+        Raises LeaseLost if the store has it no more or the answer came after the old deadline,
+        BackendUnavailable if the store does not answer (then the lease is what it was), and
+        ValueError for a ttl below 1 s or above the alias' MAX_TTL.
+        """
+        extension, asked = self._asked_extension(ttl)
+        first_send = lease_now()
+        answer = self.backend.extend([extension])
+        self._after_extension(answer, first_send, asked, lasting=ttl is not None)
+
+    async def aextend(self, ttl: float | timedelta | None = None) -> None:
+        """See extend()."""
+        extension, asked = self._asked_extension(ttl)
+        first_send = lease_now()
+        answer = await self.backend.aextend([extension])
+        self._after_extension(answer, first_send, asked, lasting=ttl is not None)
+
+    def _asked_extension(self, ttl: float | timedelta | None) -> tuple[Extension, float]:
+        self.check()
+        asked = self.ttl if ttl is None else check_ttl(ttl, self.backend)
+        if self._hold_until is not None:
+            asked = min(asked, self._hold_until - lease_now())
+        return Extension(grant=self._grant, ttl_us=to_us(max(asked, 0.0))), asked
+
+    def _after_extension(
+        self,
+        answer: Extended,
+        first_send: float,
+        ttl: float,
+        *,
+        lasting: bool,
+    ) -> None:
+        if self.owner_id in answer.extended:
+            if self.extended(first_send, ttl):
+                if lasting:
+                    self.ttl = ttl
+                if not self._grant.in_transaction:
+                    renewer.add(self)
+                return
+            self.lose("the answer to its extension came after its deadline")
+        elif self.owner_id in answer.lost:
+            self.lose("the store has it no more: it expired, was taken over or force-released")
+        else:
+            raise BackendUnavailable(
+                f"The lease of {', '.join(map(repr, self.keys))} could not be extended: another "
+                f"statement has its row in its hands. Try again; {self.remaining:.1f} s are left.",
+                keys=self.keys,
+            )
+        raise LeaseLost(self._message(self._lost), keys=self.keys)
+
+    @async_unsafe("Use 'await lease.arelease()' on an event loop.")
+    def release(self) -> bool:
+        """Give the lease back; whether it was still ours. Idempotent.
+
+        With until_commit, inside a transaction, the release takes place when the outermost one
+        has ended; the answer is then what is known now. Raises BackendUnavailable if the store
+        does not answer; a second call tries again, and otherwise the lease ends at its deadline.
+        """
+        if not self._begin_release():
+            return not self.lost
+        if self._until_commit and at_end(self._at_transactions_end):
+            return not self.lost
+        try:
+            self.give_back()
+        except BackendUnavailable:
+            self._releasing = False
+            raise
+        return not self.lost
+
+    async def arelease(self) -> bool:
+        """See release(). An event loop has no transaction whose end could be awaited."""
+        if not self._begin_release():
+            return not self.lost
+        try:
+            ours = await self.backend.arelease(self._grant)
+        except BackendUnavailable:
+            self._releasing = False
+            raise
+        except BaseException:
+            # Cancelled: the release goes on to its end in its thread.
+            self._released(ours=True)
+            raise
+        self._released(ours)
+        return not self.lost
+
+    def _begin_release(self) -> bool:
+        """Whether there is anything to release."""
+        if self._pid != os.getpid():
+            return False
+        with self._mutex:
+            if self._releasing or self._given_back:
+                return False
+            self._releasing = True
+        if lease_now() >= self.deadline and not self._grant.in_transaction:
+            self.lose("its deadline has passed")
+        return True
+
+    def _at_transactions_end(self) -> None:
+        # From a commit hook or a finaliser: neither may touch a database.
+        if self._grant.in_testcase:
+            self.backend.release_when_next_used(self._grant)
+            self._released(ours=True)
+        else:
+            renewer.release_soon(self)
+
+    def _released(self, ours: bool) -> None:
+        """Note that the store has it no more, and whether it was ours until then."""
+        if not ours:
+            self.lose("the store had it no more when it was released")
+        self._given_back = True
+        renewer.discard(self)
+        recorder.send(
+            signals.lock_released,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            owner_id=self.owner_id,
+            fencing_tokens=self._grant.fencing_tokens,
+            ours=not self._lost,
+            label=self.label,
+        )
+
+    # What a `with` block and a decorator call at their end
+
+    def finish(self, error: BaseException | None) -> None:
+        """End of the block: release, then LeaseLost if it was lost while the body went well."""
+        try:
+            self.release()
+        except DistlocksError as failure:
+            self._release_later(failure)
+        self._raise_if_lost(error)
+
+    async def afinish(self, error: BaseException | None) -> None:
+        """See finish()."""
+        try:
+            await self.arelease()
+        except DistlocksError as failure:
+            self._release_later(failure)
+        self._raise_if_lost(error)
+
+    def _release_later(self, failure: DistlocksError) -> None:
+        logger.warning(
+            "The lock of %s could not be released at the end of its block; it is tried again "
+            "until its lease ends in %.1f s: %s",
+            ", ".join(map(repr, self.keys)),
+            max(self.remaining, 0.0),
+            failure,
+        )
+        self._releasing = True
+        renewer.release_soon(self)
+
+    def _raise_if_lost(self, error: BaseException | None) -> None:
+        # Inside the caller's transaction the store's answer counts, not the clock: until the
+        # transaction ends nobody can have taken the key.
+        why = self._lost if self._grant.in_transaction else self._why_lost()
+        if error is None and why:
+            raise LeaseLost(self._message(why), keys=self.keys)
+
+    # What the renewer calls
+
+    @property
+    def over(self) -> bool:
+        """Whether it has been released or lost."""
+        return self._given_back or bool(self._lost)
+
+    @property
+    def renewing(self) -> bool:
+        """Whether it is extended in the background."""
+        if not self._renew or self.over:
+            return False
+        if self._hold_until is None:
+            return True
+        # The last extension was cut to end there, less the drift.
+        return self._hold_until - self.deadline > self.ttl * DRIFT + 5 * GRANULARITY
+
+    def next_extension(self) -> tuple[Extension, float]:
+        """What to ask of the store, and the ttl in seconds."""
+        ttl = self.ttl
+        if self._hold_until is not None:
+            ttl = min(ttl, max(self._hold_until - lease_now(), 0.0))
+        return Extension(grant=self._grant, ttl_us=to_us(ttl)), ttl
+
+    def extended(self, first_send: float, ttl: float) -> bool:
+        """Note an extension; False if its answer came after the old deadline."""
+        with self._mutex:
+            if self._lost or lease_now() >= self.deadline:
+                return False
+            self.deadline = lease_deadline(first_send, ttl)
+            return True
+
+    def lose(self, reason: str) -> None:
+        """Note that the lease is lost, and tell whoever asked to be told."""
+        with self._mutex:
+            if self._lost or self._given_back:
+                return
+            self._lost = reason
+        renewer.discard(self)
+        logger.warning("%s", self._message(reason))
+        if self._on_lost is not None:
+            on_lost = self._on_lost
+            recorder.call(lambda: on_lost(self))
+        recorder.send(
+            signals.lease_lost,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            owner_id=self.owner_id,
+            fencing_tokens=self._grant.fencing_tokens,
+            reason=reason,
+            label=self.label,
+        )
+
+    def give_back(self) -> None:
+        """Release at the store now."""
+        if not self._given_back:
+            self._released(self.backend.release(self._grant))
+
+
+def check_ttl(ttl: float | timedelta, backend: BaseBackend) -> float:
+    """`ttl` in seconds; TypeError or ValueError if it is none that the alias allows."""
+    value = seconds(ttl, "ttl")
+    longest = backend.params.max_ttl
+    if not MIN_TTL <= value <= longest:
+        raise ValueError(
+            f"ttl={value:g} s is not allowed: leases of {backend.alias!r} last from {MIN_TTL:g} to "
+            f"{longest:g} s (MAX_TTL). Longer work needs no longer lease: leases are renewed."
+        )
+    return value

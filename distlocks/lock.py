@@ -1,0 +1,539 @@
+"""db_lock: acquire, wait, lease, release; as context manager and as decorator, sync and async."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import string
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+
+from django.utils.asyncio import async_unsafe
+
+from . import signals
+from .backends.base import BaseBackend
+from .claims import Denial, Grant, Request, to_us
+from .clock import lease_now
+from .conf import DEFAULT_ALIAS, LONGEST_TTL, MIN_TTL, seconds
+from .exceptions import BackendUnavailable, LockTimeout
+from .handler import locks
+from .identity import current_task, host, new_owner_id, pid, unit_name
+from .keys import check_characters, check_key
+from .lease import Lease, OnLost, check_ttl
+from .recording import recorder
+from .renewal import renewer
+from .transactions import warn_of_old_snapshots
+from .waiting import wake_at
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Seconds = float | timedelta
+OnHeld = Literal["raise", "skip"] | Callable[[LockTimeout], Any]
+
+
+class _FromSettings:
+    """The option is not given: the alias' setting counts."""
+
+    def __repr__(self) -> str:
+        return "<from settings>"
+
+
+FROM_SETTINGS = _FromSettings()
+
+MAX_LABEL = 200
+
+
+class db_lock:
+    """An exclusive lock on one or more keys: a context manager, a decorator, or by hand.
+
+        with db_lock("order:42") as lease: ...
+        async with db_lock("order:42", "stock:7"): ...
+
+        @db_lock("invoice:{invoice_id}", on_held="skip")
+        def send_invoice(invoice_id): ...
+
+        lease = db_lock("order:42", timeout=0).acquire()
+
+    The object holds the options, and no state of a call: threads and tasks may share it. A lease
+    is not reentrant: whoever asks again for a key that it holds waits like everybody else.
+
+    Keys are `str` of 1 to 200 characters. Several keys are had together or not at all. Used as a
+    decorator, the keys are format strings for the call's arguments ("invoice:{invoice_id}",
+    "order:{self.pk}"), or a callable that gets the arguments and returns the key.
+
+    Options; durations are seconds or `timedelta`:
+
+    - `ttl`: how long a lease lasts unless it is extended; from 1 s to the alias' MAX_TTL.
+    - `timeout`: how long to wait; 0 makes one try, None waits for ever.
+    - `renew`: whether a thread of distlocks extends the lease until it is released.
+    - `max_hold`: the lease ends this long after the acquire, renewed or not.
+    - `min_hold`: the keys stay taken for at least this long from the acquire, even if the body
+      ends earlier, raises, rolls back, or its process dies.
+    - `on_held` (decorator only): what a call does that does not get the lock: "raise" LockTimeout,
+      "skip" (return None), or a callable that gets the LockTimeout and whose result is returned.
+    - `on_lost`: called with the lease, from another thread, when it is found lost.
+    - `until_commit`: inside a transaction, release only when the outermost one has ended.
+    - `label`, `metadata`: shown to operators beside the holder; metadata is a dict of JSON values.
+    - `backend`: an alias of DISTLOCKS.
+
+    Raises TypeError and ValueError for a key or an option that is none, ImproperlyConfigured for
+    wrong settings, LockTimeout, BackendUnavailable, and at the end of a block that went well,
+    LeaseLost if the lease did not last.
+    """
+
+    def __init__(
+        self,
+        *keys: str | Callable[..., str],
+        ttl: Seconds | _FromSettings = FROM_SETTINGS,
+        timeout: Seconds | _FromSettings | None = FROM_SETTINGS,
+        renew: bool = True,
+        max_hold: Seconds | None = None,
+        min_hold: Seconds = 0,
+        on_held: OnHeld = "raise",
+        on_lost: OnLost | None = None,
+        until_commit: bool = True,
+        label: str = "",
+        metadata: Mapping[str, Any] | None = None,
+        backend: str = DEFAULT_ALIAS,
+    ) -> None:
+        if not keys:
+            raise TypeError("db_lock() needs at least one key: name what it protects.")
+        self._keys = keys
+        self._options = _Options(
+            ttl=None if isinstance(ttl, _FromSettings) else seconds(ttl, "ttl"),
+            timeout=timeout if isinstance(timeout, _FromSettings) else _timeout(timeout),
+            renew=_flag(renew, "renew"),
+            max_hold=None if max_hold is None else _span(max_hold, "max_hold", MIN_TTL),
+            min_hold=_span(min_hold, "min_hold", 0.0),
+            on_held=_on_held(on_held),
+            on_lost=_on_lost(on_lost),
+            until_commit=_flag(until_commit, "until_commit"),
+            label=_label(label),
+            metadata=_metadata(metadata),
+            alias=_alias(backend),
+        )
+        # Keys that are the same for every call; None if they depend on a decorated call.
+        self._fixed: tuple[str, ...] | None = None
+        if not any(map(callable, keys)):
+            self._fixed = tuple(sorted({check_key(key) for key in keys}))
+        # Leases of `with` blocks under way, by who entered. Not state of a call: it only tells
+        # __exit__, which gets no hint of its __enter__, which lease is its own.
+        self._entered: list[tuple[object, Lease]] = []
+        self._mutex = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"db_lock({', '.join(map(repr, self._keys))}, backend={self._options.alias!r})"
+
+    # By hand
+
+    @async_unsafe("Use 'await lock.aacquire()' or 'async with' on an event loop.")
+    def acquire(self) -> Lease:
+        """Wait for the lock and return its lease; LockTimeout if it cannot be had in time."""
+        return _Acquisition(self._fixed_keys(), self._options).run()
+
+    @async_unsafe("Use 'await lock.atry_acquire()' on an event loop.")
+    def try_acquire(self) -> Lease | None:
+        """Like acquire(), but None if it cannot be had in time."""
+        try:
+            return self.acquire()
+        except LockTimeout:
+            return None
+
+    async def aacquire(self) -> Lease:
+        """See acquire()."""
+        return await _Acquisition(self._fixed_keys(), self._options).arun()
+
+    async def atry_acquire(self) -> Lease | None:
+        """See try_acquire()."""
+        try:
+            return await self.aacquire()
+        except LockTimeout:
+            return None
+
+    def _fixed_keys(self) -> tuple[str, ...]:
+        if self._fixed is None:
+            raise TypeError(
+                f"{self!r} has a callable for a key, which only a decorated call can resolve: "
+                f"give the key itself."
+            )
+        return self._fixed
+
+    # As context manager
+
+    def __enter__(self) -> Lease:
+        self._refuse_on_held()
+        lease = self.acquire()
+        self._enter(threading.get_ident(), lease)
+        return lease
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave(threading.get_ident()).finish(error)
+
+    async def __aenter__(self) -> Lease:
+        self._refuse_on_held()
+        lease = await self.aacquire()
+        self._enter(current_task(), lease)
+        return lease
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._leave(current_task()).afinish(error)
+
+    def _refuse_on_held(self) -> None:
+        if self._options.on_held != "raise":
+            raise TypeError(
+                "on_held is for decorated functions: a `with` block cannot be skipped. Catch "
+                "LockTimeout, or use try_acquire()."
+            )
+
+    def _enter(self, who: object, lease: Lease) -> None:
+        with self._mutex:
+            self._entered.append((who, lease))
+
+    def _leave(self, who: object) -> Lease:
+        with self._mutex:
+            for index in range(len(self._entered) - 1, -1, -1):
+                if self._entered[index][0] == who:
+                    return self._entered.pop(index)[1]
+            # Left in another thread or task than it was entered in: a generator moved on.
+            if len(self._entered) == 1:
+                return self._entered.pop()[1]
+        raise RuntimeError(
+            f"{self!r} was left in another thread or task than it was entered in, and several "
+            f"blocks are under way. To hand a lock over, use lease = lock.acquire() and "
+            f"lease.release()."
+        )
+
+    # As decorator
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate `function`: each call runs under a lease of its own.
+
+        Plain and `async def` functions and methods; generators are refused, since they would
+        return, and release, before their body has run.
+        """
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__qualname__}() is a generator: its body runs after the call has "
+                f"returned. Use `with db_lock(…)` inside it."
+            )
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"db_lock() decorates functions, not {function!r}.")
+        keys_of = _KeyResolver(self._keys, function)
+        options = self._options
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def locked_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                acquisition = _Acquisition(keys_of(args, kwargs), options)
+                try:
+                    lease = await acquisition.arun()
+                except LockTimeout as timeout:
+                    return _when_held(options.on_held, timeout)
+                try:
+                    result = await function(*args, **kwargs)
+                except BaseException as error:
+                    await lease.afinish(error)
+                    raise
+                await lease.afinish(None)
+                return result
+
+            return cast("Callable[P, R]", locked_async)
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            _check_not_async()
+            acquisition = _Acquisition(keys_of(args, kwargs), options)
+            try:
+                lease = acquisition.run()
+            except LockTimeout as timeout:
+                return cast("R", _when_held(options.on_held, timeout))
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                lease.finish(error)
+                raise
+            lease.finish(None)
+            return result
+
+        return locked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What db_lock() was given, checked as far as that is possible without settings."""
+
+    ttl: float | None
+    timeout: float | _FromSettings | None
+    renew: bool
+    max_hold: float | None
+    min_hold: float
+    on_held: OnHeld
+    on_lost: OnLost | None
+    until_commit: bool
+    label: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    alias: str
+
+
+class _Acquisition:
+    """One acquire: the tries, the waits between them, and the lease or the error at the end."""
+
+    def __init__(self, keys: tuple[str, ...], options: _Options) -> None:
+        self.options = options
+        self.backend: BaseBackend = locks[options.alias]
+        params = self.backend.params
+        timeout = options.timeout
+        self.timeout = params.timeout if isinstance(timeout, _FromSettings) else timeout
+        ttl = params.ttl if options.ttl is None else check_ttl(options.ttl, self.backend)
+        self.ttl = ttl if options.max_hold is None else min(ttl, options.max_hold)
+        prefix = self.backend.prefix
+        self.keys = keys
+        self.request = Request(
+            keys=tuple(prefix + key for key in keys) if prefix else keys,
+            owner_id=new_owner_id(),
+            ttl_us=to_us(self.ttl),
+            min_hold_us=to_us(options.min_hold),
+            host=host(),
+            pid=pid(),
+            thread=unit_name(),
+            label=options.label,
+            metadata=options.metadata,
+        )
+        self.started = lease_now()
+        self.give_up = float("inf") if self.timeout is None else self.started + self.timeout
+        self.sent = self.started
+        self.attempt = 0
+
+    def run(self) -> Lease:
+        if renewer.has_releases:
+            renewer.settle_releases()
+        try:
+            while True:
+                self.sent = lease_now()
+                answer = self.backend.try_acquire(self.request)
+                if isinstance(answer, Grant):
+                    return self._lease(answer)
+                self.backend.wait(answer, self._until(answer), self.attempt)
+        except LockTimeout:
+            raise
+        except BaseException as error:
+            self._leave_nothing_behind(error)
+            raise
+
+    async def arun(self) -> Lease:
+        try:
+            while True:
+                self.sent = lease_now()
+                answer = await self.backend.atry_acquire(self.request)
+                if isinstance(answer, Grant):
+                    return self._lease(answer)
+                await self.backend.await_(answer, self._until(answer), self.attempt)
+        except BackendUnavailable as error:
+            self._leave_nothing_behind(error)
+            raise
+
+    def _until(self, denial: Denial) -> float:
+        """Until when to wait before the next try; LockTimeout if there is to be none."""
+        now = lease_now()
+        if now >= self.give_up or not denial.can_wait:
+            raise self._timed_out(denial, now)
+        self.attempt += 1
+        return wake_at(now, self.give_up, denial.remaining)
+
+    def _lease(self, grant: Grant) -> Lease:
+        options = self.options
+        lease = Lease(
+            self.backend,
+            grant,
+            first_send=self.sent,
+            ttl=self.ttl,
+            waited=lease_now() - self.started,
+            renew=options.renew,
+            max_hold=options.max_hold,
+            until_commit=options.until_commit,
+            on_lost=options.on_lost,
+            label=options.label,
+        )
+        if not grant.in_transaction:
+            renewer.add(lease)
+            warn_of_old_snapshots()
+        recorder.send(
+            signals.lock_acquired,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            owner_id=grant.owner_id,
+            fencing_tokens=grant.fencing_tokens,
+            waited=lease.waited,
+            label=options.label,
+        )
+        return lease
+
+    def _timed_out(self, denial: Denial, now: float) -> LockTimeout:
+        holders = (denial.holder,) if denial.holder else ()
+        recorder.send(
+            signals.lock_denied,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            holders=holders,
+            waited=now - self.started,
+            label=self.options.label,
+        )
+        key = self.backend.public_key(denial.key)
+        when = f"within {self.timeout:g} s" if self.timeout else "at once"
+        why = str(denial.holder) if denial.holder else ""
+        explanation = " ".join(filter(None, (f"{why}." if why else "", denial.reason)))
+        return LockTimeout(
+            f"The lock {key!r} could not be had {when}: "
+            f"{explanation or 'the store could not tell who has it.'}",
+            keys=self.keys,
+            holders=holders,
+        )
+
+    def _leave_nothing_behind(self, error: BaseException) -> None:
+        """The try was interrupted, or its answer lost: it may have been granted."""
+        renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
+
+
+class _KeyResolver:
+    """The keys of a decorated call, from its arguments."""
+
+    def __init__(
+        self, keys: tuple[str | Callable[..., str], ...], function: Callable[..., Any]
+    ) -> None:
+        self._keys = keys
+        self._signature = inspect.signature(function)
+        self._name = function.__qualname__
+        for key in keys:
+            if not callable(key):
+                self._check_template(key)
+
+    def _check_template(self, template: str) -> None:
+        check_key(template)
+        parameters = self._signature.parameters
+        try:
+            fields = [
+                name for _, name, _, _ in string.Formatter().parse(template) if name is not None
+            ]
+        except ValueError as error:
+            raise ValueError(
+                f"The key {template!r} of {self._name}() is no format string: {error}. Write "
+                f"literal braces twice."
+            ) from error
+        for name in fields:
+            argument = name.split(".")[0].split("[")[0]
+            if argument not in parameters:
+                raise ValueError(
+                    f"The key {template!r} of {self._name}() names the argument {argument!r}, "
+                    f"which the function does not have. It has: "
+                    f"{', '.join(parameters) or 'none'}."
+                )
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return tuple(
+            sorted(
+                {
+                    check_key(
+                        key(*args, **kwargs) if callable(key) else key.format_map(bound.arguments)
+                    )
+                    for key in self._keys
+                }
+            )
+        )
+
+
+def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:
+    if on_held == "raise":
+        raise timeout
+    if on_held == "skip":
+        return None
+    return on_held(timeout)
+
+
+@async_unsafe("A function decorated with db_lock() blocks: make it `async def` on an event loop.")
+def _check_not_async() -> None:
+    """Raise SynchronousOnlyOperation on a running event loop."""
+
+
+def _timeout(value: object) -> float | None:
+    return None if value is None else _span(value, "timeout", 0.0)
+
+
+def _span(value: object, name: str, least: float) -> float:
+    span = seconds(value, name)
+    if not least <= span <= LONGEST_TTL:
+        raise ValueError(
+            f"{name}={span:g} s is not allowed: it must be from {least:g} to {LONGEST_TTL:g} s."
+        )
+    return span
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, not {value!r}.")
+    return value
+
+
+def _on_held(value: object) -> OnHeld:
+    if value not in ("raise", "skip") and not callable(value):
+        raise ValueError(f"on_held must be 'raise', 'skip' or a callable, not {value!r}.")
+    return cast("OnHeld", value)
+
+
+def _on_lost(value: object) -> OnLost | None:
+    if value is not None and not callable(value):
+        raise TypeError(f"on_lost must be a callable that gets the lease, not {value!r}.")
+    return cast("OnLost | None", value)
+
+
+def _label(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"label must be a str, not {type(value).__name__} ({value!r}).")
+    if len(value) > MAX_LABEL:
+        raise ValueError(f"label has {len(value)} characters; at most {MAX_LABEL} are allowed.")
+    check_characters(value, f"label {value!r}")
+    return value
+
+
+def _metadata(value: object) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise TypeError(f"metadata must be a dict of JSON values, not {type(value).__name__}.")
+    import json
+
+    try:
+        text = json.dumps(dict(value), allow_nan=False)
+        check_characters(text, "metadata")
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"metadata must hold what JSON can express (text, numbers, lists, dicts): {error}"
+        ) from error
+    if "\\u0000" in text:
+        raise ValueError("metadata must not hold the character U+0000: PostgreSQL cannot keep it.")
+    return dict(value)
+
+
+def _alias(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"backend must be an alias of DISTLOCKS, not {value!r}.")
+    return value

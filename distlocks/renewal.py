@@ -1,0 +1,371 @@
+"""How leases are kept: one thread per process that knows when each is to be extended or is lost.
+
+It never talks to a store itself. Each backend has a worker for that, so a store that hangs neither
+hides a deadline nor delays the leases of another.
+"""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import logging
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+from .backends.base import BaseBackend
+from .claims import MICROSECOND, Extension, Request
+from .clock import lease_now
+from .exceptions import DistlocksError
+from .waiting import renewal_due, renewal_retry
+
+logger = logging.getLogger("distlocks")
+
+# Seconds: how finely moments are told apart.
+TICK = 0.05
+# Seconds: without leases, how long the threads wait for the next one before they end.
+LINGER = 5.0
+IDLE_AFTER = 60.0
+# Seconds: how long an acquire waits for releases of this process that are under way, and the
+# interpreter's exit for those that are due.
+FLUSH_WITHIN = 1.0
+
+
+class Releasable(Protocol):
+    """What has to be known of something that is to be given back."""
+
+    @property
+    def backend(self) -> BaseBackend: ...
+    @property
+    def owner_id(self) -> str: ...
+    @property
+    def ttl(self) -> float: ...
+    @property
+    def deadline(self) -> float: ...
+
+    def give_back(self) -> None:
+        """Release it at the store. Raises BackendUnavailable."""
+
+
+class Renewable(Releasable, Protocol):
+    """What the renewer has to know of a lease."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has been released or lost: nothing more to be done."""
+
+    @property
+    def renewing(self) -> bool:
+        """Whether it is to be extended, now that a renewal would be due."""
+
+    def next_extension(self) -> tuple[Extension, float]:
+        """What to ask of the store, and the ttl in seconds."""
+
+    def extended(self, first_send: float, ttl: float) -> bool:
+        """The store has granted the extension; False if that came too late."""
+
+    def lose(self, reason: str) -> None:
+        """The lease is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Abandoned:
+    """A request of which nobody knows whether it was granted."""
+
+    backend: BaseBackend
+    request: Request
+    deadline: float
+
+    @property
+    def owner_id(self) -> str:
+        return self.request.owner_id
+
+    @property
+    def ttl(self) -> float:
+        return self.request.ttl_us / MICROSECOND
+
+    def give_back(self) -> None:
+        self.backend.abandon(self.request)
+
+
+class Renewer:
+    """Keeps the leases of this process, of all backends."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        # Leases by the tick in which something is to be done with them, and those ticks.
+        self._ticks: dict[int, dict[str, Renewable]] = {}
+        self._order: list[int] = []
+        self._tick_of: dict[str, int] = {}
+        # When the thread is going to look next.
+        self._planned = math.inf
+        self._workers: dict[BaseBackend, _Worker] = {}
+        # Leases whose transaction has ended, to be released.
+        self._due_releases: dict[str, Releasable] = {}
+        self._releasing = 0
+
+    # What leases call
+
+    def add(self, lease: Renewable) -> None:
+        """Keep `lease` until it is discarded or lost."""
+        due = renewal_due(lease_now(), lease.ttl, lease.deadline)
+        self._schedule(lease, due if lease.renewing else lease.deadline)
+
+    def discard(self, lease: Renewable) -> None:
+        """Forget `lease`."""
+        with self._condition:
+            self._unschedule(lease.owner_id)
+
+    def release_soon(self, lease: Releasable) -> None:
+        """Release `lease` from another thread, at once. Neither blocks nor raises."""
+        # Called from finalisers, which may run inside our own critical section: no lock here.
+        self._due_releases[lease.owner_id] = lease
+        self._worker(lease.backend).put(self.flush_releases)
+
+    def abandon_soon(self, backend: BaseBackend, request: Request, until: float) -> None:
+        """Free what `request` may have been granted, from another thread, trying until `until`."""
+        self._due_releases[request.owner_id] = _Abandoned(backend, request, until)
+        self._worker(backend).put(self.flush_releases)
+
+    def flush_releases(self) -> None:
+        """Carry out what release_soon() was asked for, and wait for what others carry out."""
+        while self._due_releases:
+            with self._condition:
+                self._releasing += 1
+            try:
+                try:
+                    _, lease = self._due_releases.popitem()
+                except KeyError:
+                    break
+                self._release(lease)
+            finally:
+                with self._condition:
+                    self._releasing -= 1
+                    self._condition.notify_all()
+
+    @property
+    def has_releases(self) -> bool:
+        """Whether a release of this process is due or under way."""
+        return bool(self._due_releases or self._releasing)
+
+    def settle_releases(self) -> None:
+        """Return once the releases that were due by now have been carried out.
+
+        So that a thread whose transaction has just ended finds free what it held in it.
+        """
+        self.flush_releases()
+        with self._condition:
+            self._condition.wait_for(lambda: not self._releasing, FLUSH_WITHIN)
+
+    def _release(self, lease: Releasable) -> None:
+        try:
+            lease.give_back()
+        except DistlocksError as error:
+            now = lease_now()
+            if now >= lease.deadline:
+                return
+            logger.warning("A lock could not be released yet, it is tried again: %s", error)
+            self._later(lease, renewal_retry(now, lease.ttl, lease.deadline))
+        except Exception:
+            logger.exception("A lock could not be released; it ends with its lease")
+
+    def _later(self, lease: Releasable, at: float) -> None:
+        timer = threading.Timer(max(at - lease_now(), 0.0), self.release_soon, (lease,))
+        timer.daemon = True
+        timer.start()
+
+    # The schedule
+
+    def _schedule(self, lease: Renewable, at: float) -> None:
+        tick = math.ceil(at / TICK)
+        with self._condition:
+            self._unschedule(lease.owner_id)
+            if lease.over:
+                return
+            leases = self._ticks.get(tick)
+            if leases is None:
+                leases = self._ticks[tick] = {}
+                heapq.heappush(self._order, tick)
+            leases[lease.owner_id] = lease
+            self._tick_of[lease.owner_id] = tick
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="distlocks-renewer", daemon=True
+                )
+                self._thread.start()
+            elif tick * TICK < self._planned:
+                self._condition.notify_all()
+
+    def _unschedule(self, owner_id: str) -> None:
+        tick = self._tick_of.pop(owner_id, None)
+        if tick is not None:
+            leases = self._ticks[tick]
+            del leases[owner_id]
+            if not leases:
+                # The tick stays in the order until its time: it costs one empty look.
+                del self._ticks[tick]
+
+    def _run(self) -> None:
+        idle_since = lease_now()
+        while True:
+            with self._condition:
+                now = lease_now()
+                due = self._take_due(now)
+                if not due:
+                    if self._ticks:
+                        idle_since = now
+                    elif now - idle_since > IDLE_AFTER:
+                        self._thread = None
+                        return
+                    self._planned = self._order[0] * TICK if self._order else now + LINGER
+                    self._condition.wait(max(self._planned - now, 0.0))
+                    self._planned = -math.inf
+                    continue
+            self._act(due, now)
+
+    def _take_due(self, now: float) -> list[Renewable]:
+        due: list[Renewable] = []
+        while self._order and self._order[0] * TICK <= now:
+            tick = heapq.heappop(self._order)
+            for owner_id, lease in self._ticks.pop(tick, {}).items():
+                del self._tick_of[owner_id]
+                due.append(lease)
+        return due
+
+    def _act(self, due: Iterable[Renewable], now: float) -> dict[BaseBackend, list[Renewable]]:
+        """Tell the lost from those to be extended; hand the latter to the workers."""
+        batches: dict[BaseBackend, list[Renewable]] = {}
+        for lease in due:
+            if lease.over:
+                continue
+            if now >= lease.deadline:
+                lease.lose("it was not extended before its deadline")
+            else:
+                # While the extension is under way, the deadline is watched.
+                self._schedule(lease, lease.deadline)
+                if lease.renewing:
+                    batches.setdefault(lease.backend, []).append(lease)
+        for backend, leases in batches.items():
+            self._worker(backend).put(lambda leases=leases: self._extend(leases))  # type: ignore[misc]
+        return batches
+
+    def _worker(self, backend: BaseBackend) -> _Worker:
+        worker = self._workers.get(backend)
+        if worker is None:
+            worker = self._workers.setdefault(backend, _Worker(backend.alias))
+        return worker
+
+    # What a worker does
+
+    def _extend(self, leases: list[Renewable]) -> None:
+        leases = [lease for lease in leases if not lease.over]
+        if not leases:
+            return
+        backend = leases[0].backend
+        wanted = {lease.owner_id: lease.next_extension() for lease in leases}
+        first_send = lease_now()
+        try:
+            answer = backend.extend([extension for extension, _ in wanted.values()])
+        except Exception as error:
+            logger.warning(
+                "%d lock(s) of %r could not be extended, it is tried again until their "
+                "deadlines: %s",
+                len(leases),
+                backend.alias,
+                error,
+            )
+            for lease in leases:
+                self._retry(lease)
+            return
+        for lease in leases:
+            if lease.owner_id in answer.lost:
+                lease.lose("the store has it no more: it expired, was taken over or force-released")
+            elif lease.owner_id not in answer.extended:
+                self._retry(lease)
+            elif lease.extended(first_send, wanted[lease.owner_id][1]):
+                self.add(lease)
+            else:
+                lease.lose("the answer to its extension came after its deadline")
+
+    def _retry(self, lease: Renewable) -> None:
+        now = lease_now()
+        if now < lease.deadline:
+            self._schedule(lease, renewal_retry(now, lease.ttl, lease.deadline))
+
+    # For tests
+
+    def next_due(self) -> float:
+        """When something is to be done next, on the lease clock."""
+        with self._condition:
+            return min(self._ticks, default=math.inf) * TICK
+
+    def run_due(self) -> None:
+        """Do now, in this thread, what is due."""
+        with self._condition:
+            now = lease_now()
+            due = self._take_due(now)
+        for backend in self._act(due, now):
+            self._worker(backend).join()
+
+
+class _Worker:
+    """The thread that talks to one backend on behalf of the renewer."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._mutex = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def put(self, job: Callable[[], object]) -> None:
+        self._jobs.put(job)
+        if self._thread is None and self._mutex.acquire(blocking=False):
+            try:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._run, name=f"distlocks-worker-{self._alias}", daemon=True
+                    )
+                    self._thread.start()
+            finally:
+                self._mutex.release()
+
+    def join(self) -> None:
+        """Wait until everything put so far is done."""
+        done = threading.Event()
+        self.put(done.set)
+        done.wait()
+
+    def _run(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                job()
+            except Exception:
+                logger.exception("The renewal of locks of %r met an unexpected error", self._alias)
+
+
+renewer = Renewer()
+
+
+def _finish_at_exit() -> None:
+    """Releases whose transaction has ended should not have to wait for their lease to end."""
+    thread = threading.Thread(target=renewer.flush_releases, daemon=True)
+    if not renewer.has_releases:
+        return
+    with suppress(RuntimeError):
+        thread.start()
+        thread.join(FLUSH_WITHIN)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=renewer._reset)
+atexit.register(_finish_at_exit)

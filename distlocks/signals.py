@@ -1,0 +1,21 @@
+"""Signals, sent with send_robust() from a thread of distlocks' own, shortly after the fact.
+
+The sender is the backend's class. Every signal carries `alias` and `keys`; the handlers of one
+process run one after the other.
+"""
+
+from __future__ import annotations
+
+from django.dispatch import Signal
+
+# A request was granted. Arguments: alias, keys, owner_id, fencing_tokens, waited (seconds), label.
+lock_acquired = Signal()
+# A request was not granted in time. Arguments: alias, keys, holders, waited (seconds), label.
+lock_denied = Signal()
+# A lease was given back. Arguments: alias, keys, owner_id, fencing_tokens, ours (bool), label.
+lock_released = Signal()
+# A lease ended before its holder was done. Arguments: alias, keys, owner_id, fencing_tokens,
+# reason, label.
+lease_lost = Signal()
+# A sweep found leases past their expiry. Arguments: alias, keys, holders.
+locks_expired = Signal()

@@ -1,0 +1,46 @@
+"""Other backends for the time of a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test.utils import override_settings
+
+from .. import conf
+from ..recording import recorder
+
+MEMORY_BACKEND = "distlocks.backends.memory.MemoryBackend"
+
+
+class memory_locks(override_settings):
+    """Keep the locks of every alias in memory: for a block, a test, or a TestCase class.
+
+        @memory_locks()
+        class InvoiceTests(TestCase): ...
+
+    Each alias keeps its TTL, TIMEOUT and prefix, and starts empty. `aliases` adds some that the
+    settings lack.
+    """
+
+    def __init__(self, *aliases: str) -> None:
+        super().__init__()
+        self._aliases = aliases
+
+    def enable(self) -> None:
+        # Read now, not when decorating: settings may be overridden around us.
+        self.options: dict[str, Any] = {"DISTLOCKS": self._in_memory()}
+        super().enable()
+
+    def _in_memory(self) -> dict[str, dict[str, Any]]:
+        entries: dict[str, dict[str, Any]] = {alias: {} for alias in self._aliases}
+        for alias, entry in conf.aliases().items():
+            kept = dict(entry) if isinstance(entry, dict) else {}
+            kept.pop("OPTIONS", None)
+            entries[alias] = kept
+        return {alias: {**entry, "BACKEND": MEMORY_BACKEND} for alias, entry in entries.items()}
+
+
+def flush_events(timeout: float = 10.0) -> None:
+    """Return once signal handlers and on_lost callbacks have run for all that has happened."""
+    if not recorder.flush(timeout):
+        raise TimeoutError(f"Handlers of distlocks' signals did not finish within {timeout:g} s.")
