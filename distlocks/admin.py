@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -31,7 +31,7 @@ else:
 class LockAdmin(ModelAdmin):
     """Who has which lock now, by the clock of the database server. Read-only."""
 
-    list_display: ClassVar[tuple[str, ...]] = (
+    list_display = (
         "key",
         "state",
         "holder",
@@ -40,9 +40,9 @@ class LockAdmin(ModelAdmin):
         "until",
         "fencing_token",
     )
-    search_fields: ClassVar[tuple[str, ...]] = ("key", "label", "host", "owner_id", "thread")
+    search_fields = ("key", "label", "host", "owner_id", "thread")
     search_help_text = _("Search by key, label, host, thread or owner id")
-    ordering: ClassVar[tuple[str, ...]] = ("key",)
+    ordering = ("key",)
     list_per_page = 100
     show_full_result_count = False
     fieldsets = (

@@ -18,28 +18,22 @@ from ... import clock
 from ...claims import Denial, Extended, Extension, Grant, Holder, Request, Swept, to_us
 from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
-from ...waiting import poll_delay
 from ..base import BaseBackend
 from ..offload import offload
-from ..wakeups import Wakeups
-from .channels import Channel, OwnConnection, Session, translated_errors
+from .channels import ROW_BUSY, Channel, Session, sqlstate, translated_errors
 from .dialect import Dialect, Freed, Held, Taken
+from .sleepers import Sleepers
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-    from .listener import Listener
-
 T = TypeVar("T")
 
 DIALECTS = ("auto", "portable")
-# Seconds between looks at a held key where nobody announces a release, at the longest.
-POLL_CAP = {"sqlite": 0.025, "": 0.25}
 # SQLSTATEs after which the same statement, sent again, finds its way: a serialization failure and
 # a deadlock.
 TRY_AGAIN = ("40001", "40P01")
-# lock_timeout: another statement has the row in its hands.
-ROW_BUSY = "55P03"
+# How long a release tries to get hold of a row that other statements have in their hands.
 ROW_BUSY_PATIENCE = 5.0
 
 
@@ -63,12 +57,10 @@ class DatabaseBackend(BaseBackend):
         super().__init__(alias, params)
         self.using: str = self.options.get("using", "default")
         self._check_options()
-        self.wakeups = Wakeups()
         # Grants not yet released, as long as a test runner might drop the database.
         self._outstanding: weakref.WeakSet[Grant] = weakref.WeakSet()
         # Grants to be released before this thread's next verb.
         self._deferred = threading.local()
-        self._listener: Listener | None = None
 
     def _check_options(self) -> None:
         where = f"DISTLOCKS[{self.alias!r}]['OPTIONS']"
@@ -126,6 +118,11 @@ class DatabaseBackend(BaseBackend):
         # A 250 ms wait on somebody's row must not stall the renewals of everybody else.
         return self.dialect.channel()
 
+    @cached_property
+    def _sleepers(self) -> Sleepers:
+        listen = self.options.get("listen", True)
+        return Sleepers(self.dialect, self._run, self._channel, listen=listen)
+
     # Where a statement runs
 
     def _callers_connection(self) -> BaseDatabaseWrapper | None:
@@ -170,7 +167,7 @@ class DatabaseBackend(BaseBackend):
     def _leave_test_database_alone(self) -> None:
         """Under a test runner, keep no connection open that would stop it from dropping the
         database."""
-        if under_test_runner() and not self._outstanding and not self.wakeups:
+        if under_test_runner() and not self._outstanding and not self._sleepers:
             self.close()
 
     # The verbs
@@ -269,11 +266,11 @@ class DatabaseBackend(BaseBackend):
             freed = self.dialect.release(session, key, owner_id, token, min_hold_us)
             if freed.awaited:
                 # A statement of its own: notifying in the one that commits serialises commits.
-                self._notify(session, key)
+                self.dialect.announce(session, key)
             return freed
 
         freed = self._when_not_busy(lambda: self._run(free))
-        self.wakeups.wake(key)
+        self._sleepers.wake(key)
         # Sent twice, because the first answer was lost: the first one may have freed it.
         return freed.ours or sent > 1
 
@@ -303,11 +300,11 @@ class DatabaseBackend(BaseBackend):
         def free(session: Session) -> Holder | None:
             holder, awaited = self.dialect.force_release(session, full)
             if awaited:
-                self._notify(session, full)
+                self.dialect.announce(session, full)
             return holder
 
         holder = self._when_not_busy(lambda: self._run(free))
-        self.wakeups.wake(full)
+        self._sleepers.wake(full)
         return self._public(holder) if holder else None
 
     def sweep(
@@ -324,7 +321,7 @@ class DatabaseBackend(BaseBackend):
             if batch is None:
                 return
             for holder in batch.expired:
-                self.wakeups.wake(holder.key)
+                self._sleepers.wake(holder.key)
             yield Swept(
                 examined=batch.examined,
                 expired=tuple(map(self._public, batch.expired)),
@@ -342,98 +339,16 @@ class DatabaseBackend(BaseBackend):
             try:
                 return verb()
             except BackendUnavailable as error:
-                if sqlstate(error.__cause__) != ROW_BUSY or clock.lease_now() > give_up:
+                if sqlstate(error) != ROW_BUSY or clock.lease_now() > give_up:
                     raise
 
     # Waiting
 
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
-        listener = self._hearing_listener()
-        if listener is None:
-            self._poll(denial.key, until, attempt)
-            return
-        with self.wakeups.ticket(denial.key) as ticket:
-            if self._mark(denial.key) and listener.hearing:
-                ticket.wait(until)
+        self._sleepers.sleep(denial.key, until, attempt)
 
     async def await_(self, denial: Denial, until: float, attempt: int) -> None:
-        listener = self._hearing_listener()
-        if listener is None:
-            await self._apoll(denial.key, until, attempt)
-            return
-        with self.wakeups.ticket(denial.key) as ticket:
-            if await offload(lambda: self._mark(denial.key)) and listener.hearing:
-                await ticket.wait_async(until)
-
-    def _poll(self, key: str, until: float, attempt: int) -> None:
-        """Look at the key, without writing, until it seems free."""
-        with self.wakeups.ticket(key) as ticket:
-            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
-                attempt += 1
-                if clock.lease_now() >= until or not self._is_taken(key):
-                    return
-
-    async def _apoll(self, key: str, until: float, attempt: int) -> None:
-        with self.wakeups.ticket(key) as ticket:
-            while not await ticket.wait_async(
-                min(until, clock.lease_now() + self._poll_delay(attempt))
-            ):
-                attempt += 1
-                if clock.lease_now() >= until or not await offload(lambda: self._is_taken(key)):
-                    return
-
-    def _poll_delay(self, attempt: int) -> float:
-        return poll_delay(attempt, cap=POLL_CAP["sqlite" if self.dialect.one_writer else ""])
-
-    def _is_taken(self, key: str) -> bool:
-        return self._run(lambda session: self.dialect.is_taken(session, key))
-
-    def _mark(self, key: str) -> bool:
-        from .postgresql import PostgreSQL
-
-        dialect = self.dialect
-        assert isinstance(dialect, PostgreSQL)
-        try:
-            return self._run(lambda session: dialect.mark(session, key))
-        except BackendUnavailable as error:
-            if sqlstate(error.__cause__) != ROW_BUSY:
-                raise
-            # No mark was left: sleeping now might be beside a free lock.
-            return False
-
-    def _hearing_listener(self) -> Listener | None:
-        """The listener, if notifications are known to arrive."""
-        listener = self._listener
-        if listener is None:
-            if not self.options.get("listen", True) or self._callers_connection() is not None:
-                return None
-            listener = self._listener = self._new_listener()
-            if listener is None:
-                return None
-        listener.start()
-        return listener if listener.hearing else None
-
-    def _new_listener(self) -> Listener | None:
-        channel = self._channel
-        if connections[self.using].vendor != "postgresql" or not isinstance(channel, OwnConnection):
-            return None
-        try:
-            import psycopg  # noqa: F401
-        except ImportError:
-            return None
-        from .listener import Listener
-
-        return Listener(
-            channel.open,
-            lambda payload: self._run(lambda session: self._notify(session, payload)),
-            self.wakeups,
-        )
-
-    @staticmethod
-    def _notify(session: Session, payload: str) -> None:
-        from .listener import CHANNEL, NOTIFY
-
-        session.execute(NOTIFY, (CHANNEL, payload))
+        await self._sleepers.asleep(denial.key, until, attempt)
 
     # Async twins: inside a test case's transaction, only the thread that owns it sees the locks.
 
@@ -444,7 +359,7 @@ class DatabaseBackend(BaseBackend):
         )
 
     async def aabandon(self, request: Request) -> None:
-        await self._offload(lambda: self.abandon(request))
+        await self._offload(lambda: self.abandon(request))  # type: ignore[func-returns-value]
 
     async def arelease(self, grant: Grant) -> bool:
         return await self._offload(lambda: self.release(grant))
@@ -473,13 +388,10 @@ class DatabaseBackend(BaseBackend):
         return check_database(self)
 
     def close(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
-        for name in ("_channel", "_renewal_channel"):
-            channel = self.__dict__.get(name)
-            if channel is not None:
-                channel.close()
+        # Only what has been made: closing must not open anything.
+        for name in ("_sleepers", "_channel", "_renewal_channel"):
+            if name in self.__dict__:
+                self.__dict__[name].close()
 
 
 class _Refused:
@@ -491,16 +403,6 @@ class _Refused:
 
 class _NotAll(Exception):
     """A key of several is taken: undo the others."""
-
-
-def sqlstate(error: object) -> str:
-    """The SQLSTATE of a database error, through whatever wraps it; or ''."""
-    while error is not None:
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        if state:
-            return str(state)
-        error = getattr(error, "__cause__", None)
-    return ""
 
 
 def in_testcase(wrapper: BaseDatabaseWrapper) -> bool:

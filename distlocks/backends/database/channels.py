@@ -25,6 +25,9 @@ from ...exceptions import BackendUnavailable
 T = TypeVar("T")
 Row = tuple[Any, ...]
 
+# SQLSTATE of lock_timeout: another statement has the row in its hands.
+ROW_BUSY = "55P03"
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
@@ -206,6 +209,16 @@ class OwnThread(Channel):
             executor.submit(connections[self._alias].close)
             executor.submit(connections.close_all)
             executor.shutdown()
+
+
+def sqlstate(error: object) -> str:
+    """The SQLSTATE of a database error, through whatever wraps it; or ''."""
+    while error is not None:
+        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if state:
+            return str(state)
+        error = getattr(error, "__cause__", None)
+    return ""
 
 
 @contextmanager

@@ -62,6 +62,8 @@ class Dialect(ABC):
     # Is there one writer at a time for the whole database? Then a lock taken inside a transaction
     # has to live in that transaction: a second connection would wait for the first.
     one_writer: ClassVar[bool] = False
+    # Can processes be told of a release, and has the driver what it takes?
+    can_announce: bool = False
 
     def __init__(self, alias: str, table: str) -> None:
         self.alias = alias
@@ -104,6 +106,18 @@ class Dialect(ABC):
     @abstractmethod
     def is_taken(self, session: Session, key: str) -> bool:
         """Whether somebody has the key, without writing anything."""
+
+    # Only where can_announce is True
+
+    def mark(self, session: Session, key: str) -> bool:
+        """Leave word that somebody sleeps beside the key; False if it is free: do not sleep."""
+        raise NotImplementedError
+
+    def announce(self, session: Session, text: str) -> None:
+        """Tell every listening process."""
+        raise NotImplementedError
+
+    # Where databases differ in kind
 
     def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Whether the database exists for this process alone."""

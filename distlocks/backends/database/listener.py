@@ -14,14 +14,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
 from ..wakeups import Wakeups
+from .postgresql import LISTEN_CHANNEL
 
 if TYPE_CHECKING:
     from psycopg import Connection
 
 logger = logging.getLogger("distlocks")
 
-CHANNEL = "distlocks"
-NOTIFY = "SELECT pg_notify(%s, %s)"
 # Keys hold no control characters, so this prefix tells a test of ours from a key.
 HELLO = "\x01"
 # How often the wire is tested while somebody sleeps, and how long a test may take. Seconds.
@@ -121,7 +120,7 @@ class Listener:
 
     def _listen(self, connection: Connection[Any], closed: threading.Event) -> None:
         """Pass on what is heard, until nobody has slept for a while or the wire fails."""
-        connection.execute(f"LISTEN {CHANNEL}")
+        connection.execute(f"LISTEN {LISTEN_CHANNEL}")
         hello = HELLO + secrets.token_hex(8)
         tested = lease_now = clock.Clock().now()
         heard: float | None = None

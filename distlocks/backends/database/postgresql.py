@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT
 from .channels import OwnConnection, Row, Session
@@ -19,6 +21,9 @@ from .dialect import (
     acquire_params,
     holder_from,
 )
+
+# What our notifications are sent on.
+LISTEN_CHANNEL = "distlocks"
 
 # The server's clock in microseconds. Not now() nor statement_timestamp(): they are from before a
 # wait on the row, and leases came out short by the wait.
@@ -156,10 +161,11 @@ IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 
 
 class PostgreSQL(Dialect):
-    """PostgreSQL 14 and later, through psycopg 3 or psycopg2."""
+    """PostgreSQL 14 and later, through psycopg 3 or, without announcements, psycopg2."""
 
     def __init__(self, alias: str, table: str) -> None:
         super().__init__(alias, table)
+        self.can_announce = is_psycopg3
         self._own = self._statements(bounded=True)
         # In a test case's transaction, which is the caller's, no time-out may stay behind.
         self._callers = self._statements(bounded=False)
@@ -232,8 +238,10 @@ class PostgreSQL(Dialect):
         return extended, busy
 
     def mark(self, session: Session, key: str) -> bool:
-        """Leave word that somebody sleeps beside the key; False if it is free: do not sleep."""
         return bool(self._execute(session, "mark", {"key": key}))
+
+    def announce(self, session: Session, text: str) -> None:
+        session.execute("SELECT pg_notify(%s, %s)", (LISTEN_CHANNEL, text))
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         rows = self._execute(session, "holders", {"prefix": prefix, "limit": limit})

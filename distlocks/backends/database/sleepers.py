@@ -1,0 +1,122 @@
+"""How those who wait for a key in a table learn that it is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ... import clock
+from ...exceptions import BackendUnavailable
+from ...waiting import poll_delay
+from ..offload import offload
+from ..wakeups import Wakeups
+from .channels import ROW_BUSY, Channel, OwnConnection, Session, sqlstate
+from .dialect import Dialect
+
+if TYPE_CHECKING:
+    from .listener import Listener
+
+# Seconds between two looks at a held key, at the longest: a look costs next to nothing on a
+# database in a local file.
+POLL_CAP_LOCAL = 0.025
+POLL_CAP = 0.25
+
+
+class Run(Protocol):
+    """Runs a piece of work on a connection of the backend's."""
+
+    def __call__(self, work: Callable[[Session], Any], /) -> Any: ...
+
+
+class Sleepers:
+    """Who sleeps in this process beside which key, and what wakes them.
+
+    Where the database can announce a release, a sleeper leaves a mark in the row, and whoever
+    frees a marked row announces it. Elsewhere, and while announcements do not arrive, sleepers
+    look at the row now and then. In either case, a release in the same process wakes them at once.
+    """
+
+    def __init__(self, dialect: Dialect, run: Run, channel: Channel, *, listen: bool) -> None:
+        self._dialect = dialect
+        self._run = run
+        self._channel = channel
+        self._listen = listen
+        self.wakeups = Wakeups()
+
+    def __bool__(self) -> bool:
+        return bool(self.wakeups)
+
+    def sleep(self, key: str, until: float, attempt: int) -> None:
+        """Block until `key` seems free, at the latest until `until` on the lease clock."""
+        listener = self._hearing_listener()
+        with self.wakeups.ticket(key) as ticket:
+            if listener is not None:
+                if self._mark(key) and listener.hearing:
+                    ticket.wait(until)
+                return
+            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
+                attempt += 1
+                if clock.lease_now() >= until or not self._is_taken(key):
+                    return
+
+    async def asleep(self, key: str, until: float, attempt: int) -> None:
+        """See sleep()."""
+        listener = self._hearing_listener()
+        with self.wakeups.ticket(key) as ticket:
+            if listener is not None:
+                if await offload(lambda: self._mark(key)) and listener.hearing:
+                    await ticket.wait_async(until)
+                return
+            while not await ticket.wait_async(
+                min(until, clock.lease_now() + self._poll_delay(attempt))
+            ):
+                attempt += 1
+                if clock.lease_now() >= until or not await offload(lambda: self._is_taken(key)):
+                    return
+
+    def wake(self, key: str) -> None:
+        """Wake those of this process who sleep beside `key`."""
+        self.wakeups.wake(key)
+
+    def close(self) -> None:
+        """Stop listening, until somebody sleeps again."""
+        if "_listener" in self.__dict__ and self._listener is not None:
+            self._listener.close()
+
+    def _mark(self, key: str) -> bool:
+        """Leave word in the row. False if it is free, or in another statement's hands: look again
+        rather than sleep."""
+        try:
+            return bool(self._run(lambda session: self._dialect.mark(session, key)))
+        except BackendUnavailable as error:
+            if sqlstate(error) != ROW_BUSY:
+                raise
+            return False
+
+    def _is_taken(self, key: str) -> bool:
+        return bool(self._run(lambda session: self._dialect.is_taken(session, key)))
+
+    def _poll_delay(self, attempt: int) -> float:
+        return poll_delay(attempt, cap=POLL_CAP_LOCAL if self._dialect.one_writer else POLL_CAP)
+
+    def _hearing_listener(self) -> Listener | None:
+        """The listener, if announcements are known to arrive."""
+        listener = self._listener
+        if listener is None:
+            return None
+        listener.start()
+        return listener if listener.hearing else None
+
+    @cached_property
+    def _listener(self) -> Listener | None:
+        if not (self._listen and self._dialect.can_announce):
+            return None
+        assert isinstance(self._channel, OwnConnection)
+        from .listener import Listener
+
+        return Listener(
+            self._channel.open,
+            lambda text: self._run(lambda session: self._dialect.announce(session, text)),
+            self.wakeups,
+        )
