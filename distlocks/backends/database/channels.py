@@ -28,13 +28,17 @@ Row = tuple[Any, ...]
 # SQLSTATE of lock_timeout: another statement has the row in its hands.
 ROW_BUSY = "55P03"
 
+# SQLSTATEs of a prepared statement that the server does not know, because a pooling proxy has
+# passed us to another session, or that no longer fits its table.
+PREPARED_IS_GONE = ("26000", "0A000")
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
 
 
 class Session:
-    """A connection with which a dialect speaks, for the time of one verb."""
+    """A connection with which a dialect speaks."""
 
     def __init__(
         self, wrapper: BaseDatabaseWrapper, *, begin: str = "", is_callers: bool = False
@@ -44,15 +48,29 @@ class Session:
         self.is_callers = is_callers
         # The statement that begins a transaction on a connection that Django does not know of.
         self._begin = begin
+        # Names of statements that the server has prepared for this connection; None where they
+        # must not be used.
+        self.prepared: set[str] | None = set() if begin else None
+        self._cursor: Any = None
 
     @property
     def in_callers_transaction(self) -> bool:
         return self.is_callers and self.wrapper.in_atomic_block
 
     def execute(self, sql: str, params: Sequence[Any] | dict[str, Any] | None = None) -> list[Row]:
-        with self.wrapper.cursor() as cursor:
-            cursor.execute(sql, params)
-            return cursor.fetchall() if cursor.description else []
+        if not self._begin:
+            with self.wrapper.cursor() as cursor:
+                return self._execute(cursor, sql, params)
+        # Nobody else uses a connection of ours, so one cursor serves for its life.
+        if self._cursor is None:
+            self._cursor = self.wrapper.cursor()
+        return self._execute(self._cursor, sql, params)
+
+    @staticmethod
+    def _execute(cursor: Any, sql: str, params: Any) -> list[Row]:
+        cursor.execute(sql, params)
+        rows: list[Row] = cursor.fetchall() if cursor.description else []
+        return rows
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -118,12 +136,15 @@ class OwnConnection(Channel):
         try:
             try:
                 return work(self._usable())
-            except (OperationalError, InterfaceError):
-                if not self._is_broken():
+            except DatabaseError as error:
+                if sqlstate(error) in PREPARED_IS_GONE and self._session is not None:
+                    self._session.prepared = None
+                elif self._is_broken():
+                    self._drop()
+                else:
                     raise
-                self._drop()
             return work(self._usable())
-        except (OperationalError, InterfaceError):
+        except DatabaseError:
             if self._is_broken():
                 self._drop()
             raise
@@ -149,7 +170,7 @@ class OwnConnection(Channel):
 
     def _usable(self) -> Session:
         # Under a test runner, the alias comes to mean another database at run time.
-        name = connections[self._alias].settings_dict["NAME"]
+        name = connections.databases[self._alias]["NAME"]
         if self._session is None or self._name != name:
             self._drop()
             self._wrapper = self.open()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
+from django.db import DatabaseError
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT
-from .channels import OwnConnection, Row, Session
+from .channels import OwnConnection, Row, Session, sqlstate
 from .dialect import (
     HOLDER_COLUMNS,
     MARK_US,
@@ -24,6 +27,8 @@ from .dialect import (
 
 # What our notifications are sent on.
 LISTEN_CHANNEL = "distlocks"
+
+# Parameters are cast where PostgreSQL could not tell their type if the alias binds on the server.
 
 # The server's clock in microseconds. Not now() nor statement_timestamp(): they are from before a
 # wait on the row, and leases came out short by the wait.
@@ -43,8 +48,8 @@ ACQUIRE = """
 WITH {bound}taken AS (
   INSERT INTO {t} AS l (key, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
                         host, pid, thread, label, metadata)
-  SELECT %(key)s, %(owner)s, n, n, n + %(hold)s, 0,
-         %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s::jsonb
+  SELECT %(key)s::text, %(owner)s::text, n, n, n + %(hold)s, 0,
+         %(host)s::text, %(pid)s, %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
   FROM (SELECT {us} AS n OFFSET 0) AS clock{join_bound}
   WHERE NOT EXISTS (
     SELECT FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
@@ -117,7 +122,7 @@ SELECT key FROM {t} WHERE key = %(key)s AND expires_at > {us} AND waiting_until 
 
 HOLDERS = """
 SELECT {holder} FROM {t}
-WHERE key >= %(prefix)s AND starts_with(key, %(prefix)s) AND expires_at > {us}
+WHERE key >= %(prefix)s::text AND starts_with(key, %(prefix)s::text) AND expires_at > {us}
 ORDER BY key LIMIT %(limit)s
 """
 
@@ -137,7 +142,7 @@ SELECT * FROM had
 # the expiry that every renewal would have to write.
 SWEEP = """
 WITH span AS MATERIALIZED (
-  SELECT key FROM {t} WHERE key > %(after)s ORDER BY key LIMIT %(size)s),
+  SELECT key FROM {t} WHERE key > %(after)s::text ORDER BY key LIMIT %(size)s),
 dead AS MATERIALIZED (
   SELECT {holder} FROM {t}
   WHERE key IN (SELECT key FROM span) AND expires_at <= {us}
@@ -160,6 +165,49 @@ cleared AS (
 IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 
 
+# Types of the parameters, for PREPARE.
+TYPES = {
+    **dict.fromkeys(("key", "owner", "host", "thread", "label", "prefix", "after"), "text"),
+    **dict.fromkeys(("hold", "min_hold", "token", "pid", "limit", "size", "older"), "bigint"),
+    **dict.fromkeys(("tokens", "ttls", "min_holds"), "bigint[]"),
+    **dict.fromkeys(("keys", "owners"), "text[]"),
+    "metadata": "jsonb",
+}
+# SQLSTATE of a name that is prepared already: by another client of a pooling proxy. The name is a
+# digest of the text, so it is the same statement.
+PREPARED_ALREADY = "42P05"
+
+
+class Statement:
+    """One statement, to be parsed and planned once per connection rather than at each use.
+
+    Planning costs more than execution here. SQL's own PREPARE rather than the driver's: its name
+    is made from the text, so whatever a pooling proxy does, a name can only mean this statement.
+    """
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
+        numbered = re.sub(r"%\((\w+)\)s", lambda m: f"${names.index(m[1]) + 1}", sql)
+        self.name = f"distlocks_{hashlib.sha256(sql.encode()).hexdigest()[:16]}"
+        types = ", ".join(TYPES[name] for name in names)
+        self.prepare = f"PREPARE {self.name} ({types}) AS {numbered}"
+        self.execute = f"EXECUTE {self.name} ({', '.join(f'%({name})s' for name in names)})"
+
+    def run(self, session: Session, params: dict[str, Any]) -> list[Row]:
+        prepared = session.prepared
+        if prepared is None:
+            return session.execute(self.sql, params)
+        if self.name not in prepared:
+            try:
+                session.execute(self.prepare)
+            except DatabaseError as error:
+                if sqlstate(error) != PREPARED_ALREADY:
+                    raise
+            prepared.add(self.name)
+        return session.execute(self.execute, params)
+
+
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, through psycopg 3 or, without announcements, psycopg2."""
 
@@ -170,7 +218,7 @@ class PostgreSQL(Dialect):
         # In a test case's transaction, which is the caller's, no time-out may stay behind.
         self._callers = self._statements(bounded=False)
 
-    def _statements(self, *, bounded: bool) -> dict[str, str]:
+    def _statements(self, *, bounded: bool) -> dict[str, Statement]:
         names = {
             "t": self.table,
             "us": US,
@@ -182,7 +230,7 @@ class PostgreSQL(Dialect):
             "join_bound": ", bound" if bounded else "",
         }
         sweep = {**names, "lock": f"FOR UPDATE OF {self.table} SKIP LOCKED"}
-        return {
+        texts = {
             "acquire": ACQUIRE.format(**names),
             "release": RELEASE.format(**names, and_token=" AND fencing_token = %(token)s"),
             "abandon": RELEASE.format(**names, and_token=""),
@@ -194,13 +242,14 @@ class PostgreSQL(Dialect):
             "sweep_dry": SWEEP.format(**{**names, "lock": "", "acts": ""}),
             "is_taken": IS_TAKEN.format(**names),
         }
+        return {name: Statement(text) for name, text in texts.items()}
 
     def _execute(self, session: Session, name: str, params: dict[str, Any]) -> list[Row]:
         statements = self._callers if session.in_callers_transaction else self._own
-        return session.execute(statements[name], params)
+        return statements[name].run(session, params)
 
     def channel(self) -> OwnConnection:
-        return OwnConnection(self.alias, begin="BEGIN", adapt=_fail_rather_than_hang)
+        return OwnConnection(self.alias, begin="BEGIN", adapt=_adapt)
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         rows = self._execute(session, "acquire", acquire_params(key, request))
@@ -241,7 +290,7 @@ class PostgreSQL(Dialect):
         return bool(self._execute(session, "mark", {"key": key}))
 
     def announce(self, session: Session, text: str) -> None:
-        session.execute("SELECT pg_notify(%s, %s)", (LISTEN_CHANNEL, text))
+        session.execute("SELECT pg_notify(%s::text, %s::text)", (LISTEN_CHANNEL, text))
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         rows = self._execute(session, "holders", {"prefix": prefix, "limit": limit})
@@ -270,11 +319,14 @@ class PostgreSQL(Dialect):
         return bool(self._execute(session, "is_taken", {"key": key}))
 
 
-def _fail_rather_than_hang(settings: dict[str, Any]) -> None:
-    """Unless the alias says otherwise, give up on a server that has left the network."""
+def _adapt(settings: dict[str, Any]) -> None:
+    """What a connection of ours needs beside what the alias says."""
+    # Unless the alias says otherwise, give up on a server that has left the network.
     options = settings["OPTIONS"]
     options.setdefault("connect_timeout", 5)
     # libpq, milliseconds: unacknowledged data this old means that nobody is there.
     options.setdefault("tcp_user_timeout", 5000)
+    # EXECUTE takes no parameters bound on the server.
+    options["server_side_binding"] = False
     # Our statements hold for READ COMMITTED; a stricter default of the alias is for its users.
     options.pop("isolation_level", None)
