@@ -309,6 +309,11 @@ class Lease:
         self._raise_if_lost(error)
 
     def _release_later(self, failure: DistlocksError) -> None:
+        if self._grant.in_transaction:
+            # The transaction that broke will take the lock's row along when it rolls back.
+            logger.info("The lock of %s goes with its transaction: %s", self.keys, failure)
+            self._given_back = True
+            return
         logger.warning(
             "The lock of %s could not be released at the end of its block; it is tried again "
             "until its lease ends in %.1f s: %s",

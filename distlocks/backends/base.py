@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..claims import Denial, Extended, Extension, Grant, Holder, Request, Swept
@@ -124,10 +124,7 @@ class BaseBackend(ABC):
 
     async def atry_acquire(self, request: Request) -> Grant | Denial:
         """See try_acquire()."""
-        return await offload(
-            lambda: self.try_acquire(request),
-            undo=lambda answer: isinstance(answer, Grant) and self.abandon(request),
-        )
+        return await offload(lambda: self.try_acquire(request), undo=self.abandoning(request))
 
     async def aabandon(self, request: Request) -> None:
         """See abandon()."""
@@ -146,6 +143,15 @@ class BaseBackend(ABC):
         """See wait(): blocks no thread."""
 
     # For subclasses
+
+    def abandoning(self, request: Request) -> Callable[[Grant | Denial], None]:
+        """What undoes a try of `request` whose answer nobody waits for any more."""
+
+        def undo(answer: Grant | Denial) -> None:
+            if isinstance(answer, Grant):
+                self.abandon(request)
+
+        return undo
 
     def public_key(self, key: str) -> str:
         """`key` as its user wrote it, without the alias' KEY_PREFIX."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import ClassVar
 
 from .. import clock
@@ -32,6 +33,10 @@ class _Row:
     acquired_us: int
     expires_us: int
     request: Request
+
+    def clear(self) -> None:
+        """Free it over its holder's head, who can tell so by the token."""
+        self.owner_id, self.fencing_token, self.expires_us = "", self.fencing_token + 1, 0
 
 
 class MemoryBackend(BaseBackend):
@@ -85,25 +90,33 @@ class MemoryBackend(BaseBackend):
         return row
 
     def abandon(self, request: Request) -> None:
-        self._free(request.keys, request.owner_id, min_hold_us=0)
+        self._free(request.keys, request.owner_id)
 
     def release(self, grant: Grant) -> bool:
-        freed = self._free(grant.keys, grant.owner_id, min_hold_us=grant.min_hold_us)
-        return freed == len(grant.keys)
+        return self._free(grant.keys, grant.owner_id, grant.fencing_tokens, grant.min_hold_us)
 
-    def _free(self, keys: Sequence[str], owner_id: str, *, min_hold_us: int) -> int:
-        freed = []
+    def _free(
+        self,
+        keys: Sequence[str],
+        owner_id: str,
+        tokens: Sequence[int] = (),
+        min_hold_us: int = 0,
+    ) -> bool:
+        """Free the owner's keys; whether all were, now or by an earlier release of these tokens."""
+        freed, ours = [], True
         with self._mutex:
             now = clock.current().wall_us()
-            for key in keys:
+            for key, token in zip_longest(keys, tokens):
                 row = self._rows.get(key)
                 if row and row.owner_id == owner_id:
                     cooled = row.acquired_us + min_hold_us
                     row.owner_id, row.expires_us = "", cooled if cooled > now else 0
                     freed.append(key)
+                elif not (row and not row.owner_id and row.fencing_token == token):
+                    ours = False
         for key in freed:
             self._wakeups.wake(key)
-        return len(freed)
+        return ours
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         extended, lost = set(), set()
@@ -142,7 +155,7 @@ class MemoryBackend(BaseBackend):
             if row is None or row.expires_us <= now:
                 return None
             holder = self._holder(self.prefix + key, row, now)
-            row.owner_id, row.expires_us = "", 0
+            row.clear()
         self._wakeups.wake(self.prefix + key)
         return holder
 
@@ -157,7 +170,8 @@ class MemoryBackend(BaseBackend):
             examined = len(self._rows)
             if not dry_run:
                 for _, row in dead:
-                    row.owner_id, row.expires_us = "", 0
+                    if row.owner_id:
+                        row.clear()
                 for key in forgotten:
                     del self._rows[key]
         yield Swept(examined=examined, expired=tuple(expired), deleted=len(forgotten))

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
@@ -20,8 +20,8 @@ from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
 from ..base import BaseBackend
 from ..offload import offload
-from .channels import ROW_BUSY, Channel, Session, sqlstate, translated_errors
-from .dialect import Dialect, Freed, Held, Taken
+from .channels import Channel, Session, sqlstate, unavailable
+from .dialect import BUSY, Dialect, Held, Taken
 from .sleepers import Sleepers
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class DatabaseBackend(BaseBackend):
 
     def _run(self, work: Callable[[Session], T], *, renewal: bool = False) -> T:
         wrapper = self._callers_connection()
-        with translated_errors(self.using):
+        try:
             if wrapper is not None:
                 session = Session(wrapper, is_callers=True)
                 self._release_deferred(session)
@@ -151,6 +151,8 @@ class DatabaseBackend(BaseBackend):
                         raise
                 finally:
                     self._leave_test_database_alone()
+        except (DatabaseError, InterfaceError) as error:
+            raise unavailable(self.using, error) from error
 
     def _in_transaction(self, session: Session, work: Callable[[Session], T]) -> T:
         try:
@@ -179,21 +181,22 @@ class DatabaseBackend(BaseBackend):
         return answer
 
     def _acquire(self, session: Session, request: Request) -> Grant | Denial:
-        taken: list[Taken] = []
-        held = _Refused()
+        answers: list[Taken | Held] = []
         if len(request.keys) == 1:
-            self._take(session, request.keys[0], request, taken, held)
+            answers.append(self._take(session, request.keys[0], request))
         else:
             try:
-                with session.transaction():
-                    for key in request.keys:
-                        self._take(session, key, request, taken, held)
-                        if held.key:
-                            raise _NotAll
+                self.dialect.all_or_none(session, lambda: self._take_all(session, request, answers))
             except _NotAll:
                 pass
-        if held.key:
-            return self._denial(session, held)
+            except DatabaseError as error:
+                if session.in_callers_transaction or not self.dialect.is_busy(error):
+                    raise
+                answers = [BUSY]
+        last = answers[-1]
+        if isinstance(last, Held):
+            return self._denial(session, request.keys[len(answers) - 1], last)
+        taken = [answer for answer in answers if isinstance(answer, Taken)]
         return Grant(
             keys=request.keys,
             owner_id=request.owner_id,
@@ -204,23 +207,24 @@ class DatabaseBackend(BaseBackend):
             in_testcase=session.is_callers and in_testcase(session.wrapper),
         )
 
-    def _take(
-        self, session: Session, key: str, request: Request, taken: list[Taken], held: _Refused
-    ) -> None:
-        try:
-            answer = self.dialect.acquire(session, key, request)
-        except DatabaseError as error:
-            if sqlstate(error) != ROW_BUSY:
-                raise
-            answer = Held(None, reason="Another statement has the row in its hands.")
-        if isinstance(answer, Taken):
-            taken.append(answer)
-        else:
-            held.key, held.held = key, answer
+    def _take_all(self, session: Session, request: Request, answers: list[Taken | Held]) -> None:
+        answers.clear()
+        for key in request.keys:
+            answers.append(self._take(session, key, request))
+            if isinstance(answers[-1], Held):
+                raise _NotAll
 
-    def _denial(self, session: Session, refused: _Refused) -> Denial:
-        holder = refused.held.holder
-        reason, can_wait = refused.held.reason, True
+    def _take(self, session: Session, key: str, request: Request) -> Taken | Held:
+        try:
+            return self.dialect.acquire(session, key, request)
+        except DatabaseError as error:
+            if session.in_callers_transaction or not self.dialect.is_busy(error):
+                raise
+            return BUSY
+
+    def _denial(self, session: Session, key: str, held: Held) -> Denial:
+        holder = held.holder
+        reason, can_wait = held.reason, True
         if session.in_callers_transaction and self.dialect.one_writer:
             # Whoever holds the key could never release it while we hold the write lock.
             can_wait = False
@@ -229,7 +233,7 @@ class DatabaseBackend(BaseBackend):
                 "take the lock before the transaction begins, or use timeout=0."
             )
         return Denial(
-            key=refused.key,
+            key=key,
             remaining=holder.remaining if holder else 0.0,
             holder=self._public(holder) if holder else None,
             reason=reason,
@@ -258,21 +262,17 @@ class DatabaseBackend(BaseBackend):
         return all(ours)
 
     def _free(self, key: str, owner_id: str, token: int | None, min_hold_us: int) -> bool:
-        sent = 0
-
-        def free(session: Session) -> Freed:
-            nonlocal sent
-            sent += 1
+        def free(session: Session) -> bool:
             freed = self.dialect.release(session, key, owner_id, token, min_hold_us)
             if freed.awaited:
                 # A statement of its own: notifying in the one that commits serialises commits.
                 self.dialect.announce(session, key)
-            return freed
+            # An earlier release may have got through although its answer was lost.
+            return freed.ours or (token is not None and self.dialect.is_freed(session, key, token))
 
-        freed = self._when_not_busy(lambda: self._run(free))
+        ours = self._when_not_busy(lambda: self._run(free))
         self._sleepers.wake(key)
-        # Sent twice, because the first answer was lost: the first one may have freed it.
-        return freed.ours or sent > 1
+        return ours
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         extended, busy = self._run(
@@ -339,7 +339,7 @@ class DatabaseBackend(BaseBackend):
             try:
                 return verb()
             except BackendUnavailable as error:
-                if sqlstate(error) != ROW_BUSY or clock.lease_now() > give_up:
+                if not self.dialect.is_busy(error.__cause__) or clock.lease_now() > give_up:
                     raise
 
     # Waiting
@@ -353,13 +353,10 @@ class DatabaseBackend(BaseBackend):
     # Async twins: inside a test case's transaction, only the thread that owns it sees the locks.
 
     async def atry_acquire(self, request: Request) -> Grant | Denial:
-        return await self._offload(
-            lambda: self.try_acquire(request),
-            lambda answer: isinstance(answer, Grant) and self.abandon(request),
-        )
+        return await self._offload(lambda: self.try_acquire(request), undo=self.abandoning(request))
 
     async def aabandon(self, request: Request) -> None:
-        await self._offload(lambda: self.abandon(request))  # type: ignore[func-returns-value]
+        await self._offload(lambda: self.abandon(request))
 
     async def arelease(self, grant: Grant) -> bool:
         return await self._offload(lambda: self.release(grant))
@@ -392,13 +389,6 @@ class DatabaseBackend(BaseBackend):
         for name in ("_sleepers", "_channel", "_renewal_channel"):
             if name in self.__dict__:
                 self.__dict__[name].close()
-
-
-class _Refused:
-    """Which key of a request was in the way."""
-
-    key = ""
-    held = Held(None)
 
 
 class _NotAll(Exception):

@@ -14,7 +14,6 @@ from django.db import (
     DatabaseError,
     InterfaceError,
     OperationalError,
-    ProgrammingError,
     connections,
     transaction,
 )
@@ -24,9 +23,6 @@ from ...exceptions import BackendUnavailable
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-
-# SQLSTATE of lock_timeout: another statement has the row in its hands.
-ROW_BUSY = "55P03"
 
 # SQLSTATEs of a prepared statement that the server does not know, because a pooling proxy has
 # passed us to another session, or that no longer fits its table.
@@ -227,7 +223,6 @@ class OwnThread(Channel):
         with self._mutex:
             executor, self._executor = self._executor, None
         if executor is not None:
-            executor.submit(connections[self._alias].close)
             executor.submit(connections.close_all)
             executor.shutdown()
 
@@ -242,15 +237,9 @@ def sqlstate(error: object) -> str:
     return ""
 
 
-@contextmanager
-def translated_errors(alias: str) -> Iterator[None]:
-    """Turn Django's database errors into ours, with the way out."""
-    try:
-        yield
-    except ProgrammingError as error:
-        raise BackendUnavailable(_explain(alias, error)) from error
-    except (OperationalError, InterfaceError) as error:
-        raise BackendUnavailable(_explain(alias, error)) from error
+def unavailable(alias: str, error: Exception) -> BackendUnavailable:
+    """One of Django's database errors as ours, with the way out."""
+    return BackendUnavailable(_explain(alias, error))
 
 
 def _explain(alias: str, error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,6 +35,9 @@ class Held:
 
     holder: Holder | None
     reason: str = ""
+
+
+BUSY = Held(None, reason="Other statements have it in their hands.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,16 @@ class Dialect(ABC):
     def is_taken(self, session: Session, key: str) -> bool:
         """Whether somebody has the key, without writing anything."""
 
+    @abstractmethod
+    def is_freed(self, session: Session, key: str, token: int) -> bool:
+        """Whether the holder of this token has released the key, and nobody else has since freed
+        or taken it."""
+
+    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
+        """Do `work` in one transaction."""
+        with session.transaction():
+            work()
+
     # Only where can_announce is True
 
     def mark(self, session: Session, key: str) -> bool:
@@ -118,6 +131,10 @@ class Dialect(ABC):
         raise NotImplementedError
 
     # Where databases differ in kind
+
+    def is_busy(self, error: object) -> bool:
+        """Whether a statement failed only because others have in their hands what it needs."""
+        return False
 
     def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Whether the database exists for this process alone."""

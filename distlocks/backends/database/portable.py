@@ -122,7 +122,8 @@ class Portable(Dialect):
         if row is None:
             return None, False
         same = self._locks(key=key, fencing_token=row.fencing_token)
-        if not same.update(owner_id="", expires_at=0):
+        # The token goes up, so that the old holder can tell this from a release of its own.
+        if not same.update(owner_id="", fencing_token=F("fencing_token") + 1, expires_at=0):
             return None, False
         return _holder(row, now), False
 
@@ -147,11 +148,14 @@ class Portable(Dialect):
             _holder(row, now)
             for row in left_behind
             if left_behind.filter(key=row.key, owner_id=row.owner_id).update(
-                owner_id="", expires_at=0
+                owner_id="", fencing_token=F("fencing_token") + 1, expires_at=0
             )
         ]
         deleted, _ = old.delete()
         return Batch(examined=len(keys), last_key=keys[-1], expired=expired, deleted=deleted)
+
+    def is_freed(self, session: Session, key: str, token: int) -> bool:
+        return self._locks(key=key, owner_id="", fencing_token=token).exists()
 
     def is_taken(self, session: Session, key: str) -> bool:
         return self._locks(key=key, expires_at__gt=self._now_us(session)).exists()

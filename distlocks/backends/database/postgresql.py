@@ -126,13 +126,15 @@ WHERE key >= %(prefix)s::text AND starts_with(key, %(prefix)s::text) AND expires
 ORDER BY key LIMIT %(limit)s
 """
 
-# Invariant: what is reported is what was cleared (the row is locked first, then read).
+# Invariant: what is reported is what was cleared (the row is locked first, then read). The token
+# goes up, so that the old holder can tell this from a release of its own.
 FORCE_RELEASE = """
 WITH {bound}had AS MATERIALIZED (
   SELECT {holder}, waiting_until > {us} AS awaited FROM {t}{join_bound}
   WHERE key = %(key)s AND expires_at > {us} FOR UPDATE OF {t}),
 freed AS (
-  UPDATE {t} AS l SET owner_id = '', expires_at = 0, waiting_until = 0 FROM had
+  UPDATE {t} AS l
+  SET owner_id = '', fencing_token = l.fencing_token + 1, expires_at = 0, waiting_until = 0 FROM had
   WHERE l.key = had.key)
 SELECT * FROM had
 """
@@ -158,10 +160,12 @@ deleted AS (
   DELETE FROM {t} AS l USING dead WHERE l.key = dead.key
     AND dead.fencing_token <= {us} - %(older)s),
 cleared AS (
-  UPDATE {t} AS l SET owner_id = '', expires_at = 0 FROM dead WHERE l.key = dead.key
+  UPDATE {t} AS l SET owner_id = '', fencing_token = l.fencing_token + 1, expires_at = 0
+  FROM dead WHERE l.key = dead.key
     AND dead.owner_id <> '' AND dead.fencing_token > {us} - %(older)s),
 """
 
+IS_FREED = "SELECT 1 FROM {t} WHERE key = %(key)s AND owner_id = '' AND fencing_token = %(token)s"
 IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 
 
@@ -176,6 +180,10 @@ TYPES = {
 # SQLSTATE of a name that is prepared already: by another client of a pooling proxy. The name is a
 # digest of the text, so it is the same statement.
 PREPARED_ALREADY = "42P05"
+
+
+# SQLSTATE of lock_timeout: another statement has the row in its hands.
+ROW_BUSY = "55P03"
 
 
 class Statement:
@@ -241,6 +249,7 @@ class PostgreSQL(Dialect):
             "sweep": SWEEP.format(**sweep, acts=SWEEP_ACTS.format(**names)),
             "sweep_dry": SWEEP.format(**{**names, "lock": "", "acts": ""}),
             "is_taken": IS_TAKEN.format(**names),
+            "is_freed": IS_FREED.format(**names),
         }
         return {name: Statement(text) for name, text in texts.items()}
 
@@ -314,6 +323,12 @@ class PostgreSQL(Dialect):
             return None
         expired = [holder_from(row[3:]) for row in rows if row[3] is not None]
         return Batch(examined=examined, last_key=last_key, expired=expired, deleted=deleted)
+
+    def is_freed(self, session: Session, key: str, token: int) -> bool:
+        return bool(self._execute(session, "is_freed", {"key": key, "token": token}))
+
+    def is_busy(self, error: object) -> bool:
+        return sqlstate(error) == ROW_BUSY
 
     def is_taken(self, session: Session, key: str) -> bool:
         return bool(self._execute(session, "is_taken", {"key": key}))

@@ -11,7 +11,7 @@ from ...exceptions import BackendUnavailable
 from ...waiting import poll_delay
 from ..offload import offload
 from ..wakeups import Wakeups
-from .channels import ROW_BUSY, Channel, OwnConnection, Session, sqlstate
+from .channels import Channel, OwnConnection, Session
 from .dialect import Dialect
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Sleepers:
         try:
             return bool(self._run(lambda session: self._dialect.mark(session, key)))
         except BackendUnavailable as error:
-            if sqlstate(error) != ROW_BUSY:
+            if not self._dialect.is_busy(error.__cause__):
                 raise
             return False
 

@@ -82,7 +82,12 @@ ORDER BY key LIMIT %(limit)s
 """
 
 IS_TAKEN = "SELECT {holder} FROM {t} WHERE key = %(key)s AND expires_at > {us}"
-FORCE_RELEASE = "UPDATE {t} SET owner_id = '', expires_at = 0 WHERE key = %(key)s"
+IS_FREED = "SELECT 1 FROM {t} WHERE key = %(key)s AND owner_id = '' AND fencing_token = %(token)s"
+# The token goes up, so that the old holder can tell this from a release of its own.
+FORCE_RELEASE = """
+UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, expires_at = 0
+WHERE key = %(key)s AND expires_at > {us}
+"""
 
 # Invariant: each batch is one short transaction, so what is found expired is still so when it is
 # cleared, and no other writer waits for longer than a batch.
@@ -105,7 +110,7 @@ WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us}
   AND fencing_token <= {us} - %(older)s
 """
 CLEAR = """
-UPDATE {t} SET owner_id = '', expires_at = 0
+UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, expires_at = 0
 WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us} AND owner_id <> ''
 """
 
@@ -133,6 +138,7 @@ class SQLite(Dialect):
         self._extend = EXTEND.format(**names)
         self._holders = HOLDERS.format(**names)
         self._is_taken = IS_TAKEN.format(**names)
+        self._is_freed = IS_FREED.format(**names)
         self._force_release = FORCE_RELEASE.format(**names)
         self._span = SPAN.format(**names)
         self._dead = DEAD.format(**names)
@@ -244,21 +250,35 @@ class SQLite(Dialect):
             return batch
         return _persistently(session, clean)
 
+    def is_freed(self, session: Session, key: str, token: int) -> bool:
+        params = {"key": key, "token": token}
+        return bool(_persistently(session, lambda: session.execute(self._is_freed, params)))
+
+    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
+        def begin_and_work() -> None:
+            with session.transaction():
+                work()
+
+        _persistently(session, begin_and_work, patience=ROW_WAIT)
+
+    def is_busy(self, error: object) -> bool:
+        return is_busy(error)
+
     def is_taken(self, session: Session, key: str) -> bool:
         return bool(_persistently(session, lambda: session.execute(self._is_taken, {"key": key})))
 
     def explain(self, error: Exception, *, in_transaction: bool) -> str:
         if in_transaction and is_busy(error):
             return (
-                "The transaction began by reading and another writer came in between. "
-                + DEFERRED_TRANSACTION
+                "Another writer was busy for longer than the connection's time-out, or came in "
+                "between after the transaction had begun by reading. " + DEFERRED_TRANSACTION
             )
         return ""
 
 
-def is_busy(error: Exception) -> bool:
+def is_busy(error: object) -> bool:
     """Whether SQLite refused because of another connection's lock."""
-    cause = error.__cause__
+    cause = getattr(error, "__cause__", None)
     if not isinstance(cause, sqlite3.OperationalError):
         return False
     # The low byte is the primary code; BUSY_SNAPSHOT, BUSY_RECOVERY and others share it.
