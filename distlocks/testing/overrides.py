@@ -24,12 +24,18 @@ class memory_locks(override_settings):
 
     def __init__(self, *aliases: str) -> None:
         super().__init__()
+        self.options: dict[str, Any] = {}
         self._aliases = aliases
 
     def enable(self) -> None:
         # Read now, not when decorating: settings may be overridden around us.
-        self.options: dict[str, Any] = {"DISTLOCKS": self._in_memory()}
+        self.options = {"DISTLOCKS": self._in_memory()}
         super().enable()
+
+    def save_options(self, test_func: Any) -> None:
+        # Decorating a class, whose test runner applies what is saved here.
+        self.options = {"DISTLOCKS": self._in_memory()}
+        super().save_options(test_func)
 
     def _in_memory(self) -> dict[str, dict[str, Any]]:
         entries: dict[str, dict[str, Any]] = {alias: {} for alias in self._aliases}
