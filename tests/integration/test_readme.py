@@ -2,6 +2,7 @@
 
 import ast
 import re
+import unittest
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def test_examples_run(source: str) -> None:
             "SimpleTestCase": SimpleTestCase,
         }
         exec(compile(source, "example", "exec"), names)
-        result = names["ImportTests"]("test_gives_up_when_the_lease_is_lost").run()
+        tests = unittest.defaultTestLoader.loadTestsFromTestCase(names["ImportTests"])
+        result = tests.run(unittest.TestResult())
+        assert result.testsRun == 1
         assert not result.failures
         assert not result.errors
         return
