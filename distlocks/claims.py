@@ -21,7 +21,7 @@ def to_us(seconds: float) -> int:
     return round(seconds * MICROSECOND)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Request:
     """Exclusive claims on one or more keys, to be granted whole or not at all.
 
@@ -65,7 +65,7 @@ class Grant:
     in_testcase: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extension:
     """The wish to make a grant last `ttl_us` from now on."""
 
@@ -73,7 +73,7 @@ class Extension:
     ttl_us: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Extended:
     """What became of a batch of extensions, by owner id.
 
@@ -116,7 +116,7 @@ class Holder:
         return f"{self.key!r} is held by {who}{label} since {since}, {rest} unless extended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Denial:
     """The answer to a request that was not granted: which key is taken, and by whom."""
 
@@ -131,7 +131,7 @@ class Denial:
     can_wait: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Swept:
     """One batch of a sweep."""
 

@@ -34,7 +34,7 @@ class InvalidSetting(ImproperlyConfigured):
         self.hint = hint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Params:
     """One alias of DISTLOCKS, checked, with defaults filled in. Durations are seconds."""
 

@@ -16,6 +16,7 @@ from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .backends.base import BaseBackend
+from .backends.offload import offload
 from .claims import Denial, Grant, Request, to_us
 from .clock import lease_now
 from .conf import DEFAULT_ALIAS, LONGEST_TTL, MIN_TTL, seconds
@@ -274,7 +275,7 @@ class db_lock:
         return locked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class _Options:
     """What db_lock() was given, checked as far as that is possible without settings."""
 
@@ -337,6 +338,8 @@ class _Acquisition:
             raise
 
     async def arun(self) -> Lease:
+        if renewer.has_releases:
+            await offload(renewer.settle_releases)
         try:
             while True:
                 self.sent = lease_now()

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .backends.base import BaseBackend
 from .claims import MICROSECOND, Extension, Request
@@ -36,44 +36,46 @@ IDLE_AFTER = 60.0
 FLUSH_WITHIN = 1.0
 
 
-class Releasable(Protocol):
-    """What has to be known of something that is to be given back."""
+if TYPE_CHECKING:
+    # Protocols are slow to create, and nobody asks for them at run time.
 
-    @property
-    def backend(self) -> BaseBackend: ...
-    @property
-    def owner_id(self) -> str: ...
-    @property
-    def ttl(self) -> float: ...
-    @property
-    def deadline(self) -> float: ...
+    class Releasable(Protocol):
+        """What has to be known of something that is to be given back."""
 
-    def give_back(self) -> None:
-        """Release it at the store. Raises BackendUnavailable."""
+        @property
+        def backend(self) -> BaseBackend: ...
+        @property
+        def owner_id(self) -> str: ...
+        @property
+        def ttl(self) -> float: ...
+        @property
+        def deadline(self) -> float: ...
+
+        def give_back(self) -> None:
+            """Release it at the store. Raises BackendUnavailable."""
+
+    class Renewable(Releasable, Protocol):
+        """What the renewer has to know of a lease."""
+
+        @property
+        def over(self) -> bool:
+            """Whether it has been released or lost: nothing more to be done."""
+
+        @property
+        def renewing(self) -> bool:
+            """Whether it is to be extended, now that a renewal would be due."""
+
+        def next_extension(self) -> tuple[Extension, float]:
+            """What to ask of the store, and the ttl in seconds."""
+
+        def extended(self, first_send: float, ttl: float) -> bool:
+            """The store has granted the extension; False if that came too late."""
+
+        def lose(self, reason: str) -> None:
+            """The lease is lost."""
 
 
-class Renewable(Releasable, Protocol):
-    """What the renewer has to know of a lease."""
-
-    @property
-    def over(self) -> bool:
-        """Whether it has been released or lost: nothing more to be done."""
-
-    @property
-    def renewing(self) -> bool:
-        """Whether it is to be extended, now that a renewal would be due."""
-
-    def next_extension(self) -> tuple[Extension, float]:
-        """What to ask of the store, and the ttl in seconds."""
-
-    def extended(self, first_send: float, ttl: float) -> bool:
-        """The store has granted the extension; False if that came too late."""
-
-    def lose(self, reason: str) -> None:
-        """The lease is lost."""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Abandoned:
     """A request of which nobody knows whether it was granted."""
 
@@ -331,10 +333,13 @@ class _Worker:
         if self._thread is None and self._mutex.acquire(blocking=False):
             try:
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=self._run, name=f"distlocks-worker-{self._alias}", daemon=True
                     )
-                    self._thread.start()
+                    # A finaliser may call while the interpreter shuts down: too late for threads.
+                    with suppress(RuntimeError):
+                        thread.start()
+                        self._thread = thread
             finally:
                 self._mutex.release()
 
