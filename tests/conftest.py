@@ -1,0 +1,57 @@
+"""What all tests share: the databases, fresh keys, and processes beside the test's own."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test.utils import setup_databases
+from pytest_django import DjangoDbBlocker
+
+from tests.servers import session
+from tests.servers.children import Spawner
+from tests.servers.postgres import PostgresServer
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(
+    django_test_environment: None, django_db_blocker: DjangoDbBlocker
+) -> Iterator[None]:
+    """Create the databases of all aliases, also those that no test of Django's kind names."""
+    with django_db_blocker.unblock():
+        setup_databases(verbosity=0, interactive=False)
+    yield
+    with django_db_blocker.unblock():
+        connections.close_all()
+    # Our own server goes with its data; somebody else's is left as it was.
+    for alias in ("postgres", "postgres_other"):
+        if alias in settings.DATABASES and not session.server(PostgresServer).owned:
+            session.server(PostgresServer).drop(str(settings.DATABASES[alias]["NAME"]))
+
+
+@pytest.fixture
+def databases(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """All databases as production code finds them: no transaction around the test, no flush after.
+
+    What a test commits stays, so it uses keys of its own (see `key`).
+    """
+    with django_db_blocker.unblock():
+        yield
+        # A connection that the test broke, or left in a transaction, is not the next test's.
+        connections.close_all()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A key that no other test uses."""
+    return f"{request.node.name[:100]}:{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Spawner]:
+    """Runs Python beside the test, in its settings: see `Spawner`. Ends what is left at the end."""
+    spawner = Spawner(tmp_path)
+    yield spawner
+    spawner.close()

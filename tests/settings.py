@@ -1,0 +1,98 @@
+"""Settings of the test run, and of the processes that it starts."""
+
+import os
+from pathlib import Path
+
+from tests.servers.postgres import PostgresServer, database_settings
+
+# Set by tests.servers.plugin. Without it (mypy, makemigrations) nothing is worth keeping.
+RUN_FOLDER = os.environ.get("DISTLOCKS_TEST_DIR")
+POSTGRES_URL = os.environ.get(PostgresServer.url_variable)
+
+SECRET_KEY = "only for tests"
+DEBUG = False
+USE_TZ = True
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+INSTALLED_APPS = [
+    "django.contrib.contenttypes",
+    "django.contrib.auth",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.admin",
+    "distlocks",
+    "tests.testapp",
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+# Only the app's own migrations are under test; the tables of the others come up faster without.
+MIGRATION_MODULES = dict.fromkeys(["contenttypes", "auth", "sessions", "admin"])
+
+
+def _sqlite(name: str, **options: object) -> dict[str, object]:
+    path = str(Path(RUN_FOLDER, f"{name}.sqlite3")) if RUN_FOLDER else ":memory:"
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": path,
+        "OPTIONS": options,
+        # The same file under test, so that processes that the tests start use the same database.
+        "TEST": {"NAME": path},
+    }
+
+
+DATABASES = {
+    "default": _sqlite(
+        "default",
+        transaction_mode="IMMEDIATE",
+        init_command="PRAGMA journal_mode=wal; PRAGMA synchronous=normal",
+    ),
+    # As Django sets it up when nobody says anything.
+    "deferred": _sqlite("deferred"),
+}
+DISTLOCKS = {
+    "default": {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "default"},
+    },
+    "portable_sqlite": {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "default", "dialect": "portable"},
+    },
+    "memory": {"BACKEND": "distlocks.backends.memory.MemoryBackend"},
+}
+DISTLOCKS["sqlite"] = DISTLOCKS["default"]
+
+if RUN_FOLDER and POSTGRES_URL:
+    # One name for each run: several may share a server that was given by URL.
+    _name = Path(RUN_FOLDER).name.replace("-", "_")
+    DATABASES["postgres"] = database_settings(POSTGRES_URL, _name)
+    DATABASES["postgres_other"] = database_settings(POSTGRES_URL, f"{_name}_other")
+    DISTLOCKS["postgres"] = {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "postgres"},
+    }
+    DISTLOCKS["portable_postgres"] = {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "postgres", "dialect": "portable"},
+    }
