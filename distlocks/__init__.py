@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .claims import Holder
 from .exceptions import (
     BackendUnavailable,
     DistlocksError,
@@ -18,6 +19,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "BackendUnavailable",
     "DistlocksError",
+    "Holder",
     "Lease",
     "LeaseLost",
     "LockTimeout",

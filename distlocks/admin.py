@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils import formats, timezone
 from django.utils.translation import gettext_lazy as _
 
 from .backends.database import DatabaseBackend
 from .handler import locks
 from .models import Lock
+
+
+def to_the_second(moment: datetime) -> str:
+    """`moment` in the current time zone; leases are too short for minutes."""
+    return formats.date_format(timezone.localtime(moment), "Y-m-d H:i:s")
 
 
 def database_of_locks() -> str:
@@ -63,11 +70,11 @@ class LockAdmin(ModelAdmin):
 
     @admin.display(description=_("since"), ordering="acquired_at")
     def since(self, lock: Lock) -> Any:
-        return lock.acquired
+        return to_the_second(lock.acquired)
 
     @admin.display(description=_("until, unless extended"), ordering="expires_at")
     def until(self, lock: Lock) -> Any:
-        return lock.expires
+        return to_the_second(lock.expires) if lock.expires else None
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -71,7 +71,8 @@ def check_database(backend: DatabaseBackend) -> list[CheckMessage]:
             )
         ]
     messages: list[CheckMessage] = []
-    if "distlocks_lock" not in tables:
+    # An empty database is about to be migrated: its user needs no telling.
+    if tables and "distlocks_lock" not in tables:
         messages.append(
             Warning(
                 f"The database {backend.using!r} of the lock backend {backend.alias!r} lacks the "

@@ -1,0 +1,1 @@
+"""What `manage.py demo` does: asks two servers for jobs, and checks what they did."""

@@ -1,0 +1,137 @@
+"""Runs a job, at most once at a time over all server processes.
+
+Each attempt and how it ended is one structured log line.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import traceback
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import DatabaseError
+
+from distlocks import BackendUnavailable, LeaseLost, LockTimeout, db_lock
+from project.jobs.holders import KEY_PREFIX, Contention, metadata
+from project.jobs.models import JobRun, Outcome
+from project.jobs.orders import JobOrder
+
+if TYPE_CHECKING:
+    from distlocks import Lease
+
+logger = logging.getLogger(__name__)
+
+# How soon the work notices that its lease is lost.
+CHECK_SECONDS = 0.1
+
+
+class JobContended(Exception):
+    """The job runs elsewhere, or ran too recently."""
+
+    def __init__(self, contention: Contention) -> None:
+        super().__init__(contention.state)
+        self.contention = contention
+
+
+class JobFailed(Exception):
+    """The work, or the writing of its record, raised an exception: the cause of this one."""
+
+
+def run_job(order: JobOrder) -> JobRun:
+    """Run the job here and now, or raise JobContended, BackendUnavailable, LeaseLost, JobFailed."""
+    tried = time.monotonic()
+    run_id = uuid.uuid4()
+    run: JobRun | None = None
+    lock = db_lock(
+        KEY_PREFIX + order.job,
+        ttl=settings.JOB_LEASE_SECONDS,
+        timeout=0,
+        min_hold=order.interval,
+        label=f"job {order.job}",
+        metadata=metadata(order, run_id),
+    )
+    _log("job.attempt", order, seconds=order.seconds, interval=order.interval)
+    try:
+        with lock as lease:
+            waited = lease.waited
+            run = JobRun.objects.start(run_id, order.job, lease.fencing_token)
+            work(lease, order.seconds)
+            run.finish(Outcome.DONE)
+    except LockTimeout as error:
+        contention = Contention.of(error.holders)
+        _log(
+            "job.contention",
+            order,
+            waited=time.monotonic() - tried,
+            state=contention.state,
+            held_by=contention.holder.as_json() if contention.holder else None,
+            retry_after=contention.retry_after,
+        )
+        raise JobContended(contention) from error
+    except LeaseLost as error:
+        _fail(order, run, "lease_lost", error, Outcome.LOST)
+        raise
+    except BackendUnavailable as error:
+        _fail(order, run, "store_unavailable", error, Outcome.FAILED)
+        raise
+    except Exception as error:
+        _fail(order, run, "error", error, Outcome.FAILED)
+        raise JobFailed(f"{type(error).__name__}: {error}") from error
+    _log("job.done", order, token=run.fencing_token, waited=waited)
+    return run
+
+
+def work(lease: Lease, seconds: float) -> None:
+    """The job itself: it takes this long, and stops when it is no longer alone."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        lease.check()
+        time.sleep(min(left, CHECK_SECONDS))
+    lease.check()
+
+
+def _fail(
+    order: JobOrder, run: JobRun | None, reason: str, error: Exception, outcome: Outcome
+) -> None:
+    token = None
+    if run is not None:
+        token = run.fencing_token
+        try:
+            run.finish(outcome)
+        except DatabaseError:
+            # The first error is the one to report; the record then stays on "running", and the
+            # board calls it broken off.
+            logger.exception("job.record_failed", extra={"job": order.job})
+    _log(
+        "job.failed",
+        order,
+        level=logging.ERROR,
+        token=token,
+        reason=reason,
+        error=f"{type(error).__name__}: {error}",
+        traceback=traceback.format_exc() if reason == "error" else None,
+    )
+
+
+def _log(
+    event: str,
+    order: JobOrder,
+    *,
+    level: int = logging.INFO,
+    token: int | None = None,
+    waited: float | None = None,
+    **more: Any,
+) -> None:
+    extra = {
+        "job": order.job,
+        "server": settings.SERVER_NAME,
+        "pid": os.getpid(),
+        "token": token,
+        "waited_ms": None if waited is None else round(waited * 1000, 1),
+        **more,
+    }
+    logger.log(level, event, extra=extra)
