@@ -15,7 +15,7 @@ from django.utils import timezone
 from project.jobs.orders import JobOrder
 
 if TYPE_CHECKING:
-    from distlocks.claims import Holder
+    from distlocks import Holder
 
 KEY_PREFIX = "job:"
 
