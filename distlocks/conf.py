@@ -29,9 +29,13 @@ class InvalidSetting(ImproperlyConfigured):
 
     def __init__(self, number: int, message: str, hint: str) -> None:
         super().__init__(f"{message} {hint}")
+        self._number = number
         self.check_id = f"distlocks.E{number:03d}"
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._number, self.message, self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -69,7 +69,7 @@ def backend_class(alias: str, path: str) -> type[BaseBackend]:
     """The class that `path` names; InvalidSetting if it cannot be imported or is none."""
     try:
         found = import_string(path)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise conf.InvalidSetting(
             4,
             f"DISTLOCKS[{alias!r}]['BACKEND'] = {path!r} cannot be imported: {error}.",

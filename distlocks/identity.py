@@ -10,6 +10,15 @@ import sys
 import threading
 
 
+def _shown(name: object) -> str:
+    """A name that is only shown, as every store can keep it."""
+    text = str(name)
+    if not text.isprintable():
+        text = text.encode("ascii", "backslashreplace").decode()
+        text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+    return text[:100]
+
+
 class _Process:
     """What is the same for every request of this process."""
 
@@ -19,7 +28,7 @@ class _Process:
         # 96 random bits per process and a counter: unique without a system call per acquire.
         self.prefix = secrets.token_hex(12)
         self.counter = itertools.count(1)
-        self.host = socket.gethostname()[:100]
+        self.host = _shown(socket.gethostname())
         self.pid = os.getpid()
 
 
@@ -54,8 +63,8 @@ def unit_name() -> str:
     """The name of the running asyncio task, else of the thread."""
     task = current_task()
     if task is not None:
-        return str(task.get_name())[:100]  # type: ignore[attr-defined]
-    return threading.current_thread().name[:100]
+        return _shown(task.get_name())  # type: ignore[attr-defined]
+    return _shown(threading.current_thread().name)
 
 
 def current_task() -> object | None:

@@ -27,15 +27,19 @@ def check_key(key: object) -> str:
             f"allowed. Use a shorter name, or a digest of the long part "
             f"(hashlib.sha256(…).hexdigest())."
         )
-    # isprintable() settles nearly every key in one call; what it refuses may still be allowed.
+    # Asked here as well, to save making the words that nearly no key needs.
     if not key.isprintable():
         check_characters(key, f"lock key {key!r}")
     return key
 
 
-def check_characters(text: str, what: str) -> None:
+def check_characters(text: str, what: str, *, allowed: str = "") -> None:
     """Raise ValueError if `text` holds a control character or a lone surrogate."""
+    if text.isprintable():
+        return
     for position, character in enumerate(text):
+        if character in allowed:
+            continue
         category = unicodedata.category(character)
         if category == "Cc":
             problem = "the control character"

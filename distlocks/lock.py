@@ -6,7 +6,7 @@ import functools
 import inspect
 import string
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
@@ -229,7 +229,7 @@ class db_lock:
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{function.__qualname__}() is a generator: its body runs after the call has "
+                f"{_name_of(function)}() is a generator: its body runs after the call has "
                 f"returned. Use `with db_lock(…)` inside it."
             )
         if isinstance(function, type) or not callable(function):
@@ -423,7 +423,7 @@ class _KeyResolver:
     ) -> None:
         self._keys = keys
         self._signature = inspect.signature(function)
-        self._name = function.__qualname__
+        self._name = _name_of(function)
         for key in keys:
             if not callable(key):
                 self._check_template(key)
@@ -432,21 +432,17 @@ class _KeyResolver:
         check_key(template)
         parameters = self._signature.parameters
         try:
-            fields = [
-                name for _, name, _, _ in string.Formatter().parse(template) if name is not None
-            ]
+            names = list(_fields(template))
         except ValueError as error:
             raise ValueError(
                 f"The key {template!r} of {self._name}() is no format string: {error}. Write "
                 f"literal braces twice."
             ) from error
-        for name in fields:
-            argument = name.split(".")[0].split("[")[0]
-            if argument not in parameters:
+        for name in names:
+            if name not in parameters:
                 raise ValueError(
-                    f"The key {template!r} of {self._name}() names the argument {argument!r}, "
-                    f"which the function does not have. It has: "
-                    f"{', '.join(parameters) or 'none'}."
+                    f"The key {template!r} of {self._name}() names the argument {name!r}, which "
+                    f"the function does not have. It has: {', '.join(parameters) or 'none'}."
                 )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
@@ -462,6 +458,21 @@ class _KeyResolver:
                 }
             )
         )
+
+
+def _fields(template: str) -> Iterator[str]:
+    """The arguments that a format string names, also inside its format specifications."""
+    for _, field_name, specification, conversion in string.Formatter().parse(template):
+        if field_name is None:
+            continue
+        if conversion not in (None, "r", "s", "a"):
+            raise ValueError(f"it has an unknown conversion '!{conversion}'")
+        yield field_name.split(".")[0].split("[")[0]
+        yield from _fields(specification or "")
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:
@@ -525,15 +536,28 @@ def _metadata(value: object) -> Mapping[str, Any]:
     import json
 
     try:
-        text = json.dumps(dict(value), allow_nan=False)
-        check_characters(text, "metadata")
+        # A copy, as the store will give it back: later changes to the caller's do not show.
+        copy: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
+        for text in _texts(copy):
+            check_characters(text, f"metadata text {text!r}", allowed="\t\n\r")
     except (TypeError, ValueError) as error:
         raise type(error)(
             f"metadata must hold what JSON can express (text, numbers, lists, dicts): {error}"
         ) from error
-    if "\\u0000" in text:
-        raise ValueError("metadata must not hold the character U+0000: PostgreSQL cannot keep it.")
-    return dict(value)
+    return copy
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All text in a JSON value, names included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
 
 
 def _alias(value: object) -> str:

@@ -55,7 +55,7 @@ class DatabaseBackend(BaseBackend):
 
     def __init__(self, alias: str, params: Params) -> None:
         super().__init__(alias, params)
-        self.using: str = self.options.get("using", "default")
+        self.using: Any = self.options.get("using", "default")
         self._check_options()
         # Grants not yet released, as long as a test runner might drop the database.
         self._outstanding: weakref.WeakSet[Grant] = weakref.WeakSet()
@@ -64,7 +64,7 @@ class DatabaseBackend(BaseBackend):
 
     def _check_options(self) -> None:
         where = f"DISTLOCKS[{self.alias!r}]['OPTIONS']"
-        if self.using not in connections.databases:
+        if not isinstance(self.using, str) or self.using not in connections.databases:
             raise InvalidSetting(
                 11,
                 f"{where}['using'] = {self.using!r} is not a database of DATABASES.",
@@ -275,6 +275,8 @@ class DatabaseBackend(BaseBackend):
         return ours
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
+        if not extensions:
+            return Extended(extended=frozenset(), lost=frozenset())
         extended, busy = self._run(
             lambda session: self.dialect.extend(session, extensions), renewal=True
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 import threading
@@ -78,10 +79,11 @@ class Listener:
         # The thread sits in a read on this socket; closing it under its feet is not safe.
         wrapper = self._wrapper
         if wrapper is not None and wrapper.connection is not None:
-            with suppress(Exception):
-                socket.socket(fileno=_duplicate(wrapper.connection.fileno())).shutdown(
-                    socket.SHUT_RDWR
-                )
+            with (
+                suppress(Exception),
+                socket.socket(fileno=os.dup(wrapper.connection.fileno())) as same,
+            ):
+                same.shutdown(socket.SHUT_RDWR)
 
     def _run(self, closed: threading.Event) -> None:
         pause = 0.1
@@ -144,9 +146,3 @@ class Listener:
             elif lease_now - tested > TEST_EVERY and self._wakeups:
                 tested = lease_now
                 self._announce(hello)
-
-
-def _duplicate(fileno: int) -> int:
-    import os
-
-    return os.dup(fileno)
