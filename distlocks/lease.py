@@ -232,8 +232,8 @@ class Lease:
             return not self.lost
         try:
             self.give_back()
-        except BackendUnavailable:
-            self._releasing = False
+        except BaseException as error:
+            self._after_failed_release(error)
             raise
         return not self.lost
 
@@ -242,16 +242,18 @@ class Lease:
         if not self._begin_release():
             return not self.lost
         try:
-            ours = await self.backend.arelease(self._grant)
-        except BackendUnavailable:
-            self._releasing = False
+            self._released(await self.backend.arelease(self._grant))
+        except BaseException as error:
+            self._after_failed_release(error)
             raise
-        except BaseException:
-            # Cancelled: the release goes on to its end in its thread.
-            self._released(ours=True)
-            raise
-        self._released(ours)
         return not self.lost
+
+    def _after_failed_release(self, error: BaseException) -> None:
+        if not (isinstance(error, BackendUnavailable) or self._given_back):
+            # Interrupted or cancelled: nobody knows whether it got through, or may ever ask.
+            self._release_later()
+        # Whoever is told may try again.
+        self._releasing = False
 
     def _begin_release(self) -> bool:
         """Whether there is anything to release."""
@@ -297,7 +299,7 @@ class Lease:
         try:
             self.release()
         except DistlocksError as failure:
-            self._release_later(failure)
+            self._make_up_for(failure)
         self._raise_if_lost(error)
 
     async def afinish(self, error: BaseException | None) -> None:
@@ -305,10 +307,11 @@ class Lease:
         try:
             await self.arelease()
         except DistlocksError as failure:
-            self._release_later(failure)
+            self._make_up_for(failure)
         self._raise_if_lost(error)
 
-    def _release_later(self, failure: DistlocksError) -> None:
+    def _make_up_for(self, failure: DistlocksError) -> None:
+        """The work is done and its block over: an error would only invite doing it again."""
         if self._grant.in_transaction:
             # The transaction that broke will take the lock's row along when it rolls back.
             logger.info("The lock of %s goes with its transaction: %s", self.keys, failure)
@@ -321,8 +324,18 @@ class Lease:
             max(self.remaining, 0.0),
             failure,
         )
+        self._release_later()
+
+    def _release_later(self) -> None:
+        # Whatever becomes of the release, the lease is not to outlive this.
+        self._renew = False
         self._releasing = True
         renewer.release_soon(self)
+
+    def drop(self) -> None:
+        """Forget a lease that its caller will never see."""
+        self._given_back = True
+        renewer.discard(self)
 
     def _raise_if_lost(self, error: BaseException | None) -> None:
         # Inside the caller's transaction the store's answer counts, not the clock: until the

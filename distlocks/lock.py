@@ -20,7 +20,7 @@ from .backends.offload import offload
 from .claims import Denial, Grant, Request, to_us
 from .clock import lease_now
 from .conf import DEFAULT_ALIAS, LONGEST_TTL, MIN_TTL, seconds
-from .exceptions import BackendUnavailable, LockTimeout
+from .exceptions import LockTimeout
 from .handler import locks
 from .identity import current_task, host, new_owner_id, pid, unit_name
 from .keys import check_characters, check_key
@@ -169,7 +169,11 @@ class db_lock:
     def __enter__(self) -> Lease:
         self._refuse_on_held()
         lease = self.acquire()
-        self._enter(threading.get_ident(), lease)
+        try:
+            self._enter(threading.get_ident(), lease)
+        except BaseException as error:
+            lease.finish(error)
+            raise
         return lease
 
     def __exit__(
@@ -333,8 +337,8 @@ class _Acquisition:
                 self.backend.wait(answer, self._until(answer), self.attempt)
         except LockTimeout:
             raise
-        except BaseException as error:
-            self._leave_nothing_behind(error)
+        except BaseException:
+            self._leave_nothing_behind()
             raise
 
     async def arun(self) -> Lease:
@@ -347,8 +351,10 @@ class _Acquisition:
                 if isinstance(answer, Grant):
                     return self._lease(answer)
                 await self.backend.await_(answer, self._until(answer), self.attempt)
-        except BackendUnavailable as error:
-            self._leave_nothing_behind(error)
+        except LockTimeout:
+            raise
+        except BaseException:
+            self._leave_nothing_behind()
             raise
 
     def _until(self, denial: Denial) -> float:
@@ -373,19 +379,23 @@ class _Acquisition:
             on_lost=options.on_lost,
             label=options.label,
         )
-        if not grant.in_transaction:
-            renewer.add(lease)
-            warn_of_old_snapshots()
-        recorder.send(
-            signals.lock_acquired,
-            type(self.backend),
-            alias=self.backend.alias,
-            keys=self.keys,
-            owner_id=grant.owner_id,
-            fencing_tokens=grant.fencing_tokens,
-            waited=lease.waited,
-            label=options.label,
-        )
+        try:
+            if not grant.in_transaction:
+                renewer.add(lease)
+                warn_of_old_snapshots()
+            recorder.send(
+                signals.lock_acquired,
+                type(self.backend),
+                alias=self.backend.alias,
+                keys=self.keys,
+                owner_id=grant.owner_id,
+                fencing_tokens=grant.fencing_tokens,
+                waited=lease.waited,
+                label=options.label,
+            )
+        except BaseException:
+            lease.drop()
+            raise
         return lease
 
     def _timed_out(self, denial: Denial, now: float) -> LockTimeout:
@@ -410,7 +420,7 @@ class _Acquisition:
             holders=holders,
         )
 
-    def _leave_nothing_behind(self, error: BaseException) -> None:
+    def _leave_nothing_behind(self) -> None:
         """The try was interrupted, or its answer lost: it may have been granted."""
         renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from django.dispatch import Signal
 
-logger = logging.getLogger("distlocks")
+from .threads import JobThreads
 
-Event = Callable[[], object]
+logger = logging.getLogger("distlocks")
 
 
 class Recorder:
-    """A thread that calls signal handlers and on_lost callbacks, one after the other.
+    """Calls signal handlers and on_lost callbacks in a thread of its own, one after the other.
 
     So they stall neither the renewer nor the work; and what they raise is logged.
     """
@@ -26,46 +24,21 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
-        self._mutex = threading.Lock()
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        # Handlers may use the database: keep no connection open that nobody needs.
+        self._thread = JobThreads("distlocks-events", when_idle=_close_connections)
 
     def send(self, signal: Signal, sender: type, **arguments: Any) -> None:
         """Send `signal`, if anybody listens."""
         if signal.receivers:
             self.call(lambda: _send(signal, sender, arguments))
 
-    def call(self, event: Event) -> None:
+    def call(self, event: Callable[[], object]) -> None:
         """Call `event` from the recorder's thread."""
-        self._events.put(event)
-        if self._thread is None:
-            with self._mutex:
-                if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="distlocks-events", daemon=True
-                    )
-                    self._thread.start()
+        self._thread.put(event)
 
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until everything that has happened so far has been told; whether it was in time."""
-        if self._thread is None:
-            return True
-        done = threading.Event()
-        self.call(done.set)
-        return done.wait(timeout)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                event = self._events.get(timeout=1.0)
-            except queue.Empty:
-                # Handlers may have used the database: keep no connection open that nobody needs.
-                _close_connections()
-                event = self._events.get()
-            try:
-                event()
-            except Exception:
-                logger.exception("A callback of distlocks failed")
+        return self._thread.join(timeout)
 
 
 def _send(signal: Signal, sender: type, arguments: dict[str, Any]) -> None:

@@ -11,9 +11,8 @@ import heapq
 import logging
 import math
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +21,7 @@ from .backends.base import BaseBackend
 from .claims import MICROSECOND, Extension, Request
 from .clock import lease_now
 from .exceptions import DistlocksError
+from .threads import JobThreads
 from .waiting import renewal_due, renewal_retry
 
 logger = logging.getLogger("distlocks")
@@ -110,7 +110,7 @@ class Renewer:
         self._tick_of: dict[str, int] = {}
         # When the thread is going to look next.
         self._planned = math.inf
-        self._workers: dict[BaseBackend, _Worker] = {}
+        self._workers: dict[BaseBackend, JobThreads] = {}
         # Leases whose transaction has ended, to be released.
         self._due_releases: dict[str, Releasable] = {}
         self._releasing = 0
@@ -175,9 +175,11 @@ class Renewer:
             now = lease_now()
             if now >= lease.deadline:
                 return
-            logger.warning("A lock could not be released yet, it is tried again: %s", error)
+            # Of a request that may well never have been granted, its asker has been told.
+            level = logging.DEBUG if isinstance(lease, _Abandoned) else logging.WARNING
+            logger.log(level, "A lock could not be released yet, it is tried again: %s", error)
             self._later(lease, renewal_retry(now, lease.ttl, lease.deadline))
-        except Exception:
+        except BaseException:
             logger.exception("A lock could not be released; it ends with its lease")
 
     def _later(self, lease: Releasable, at: float) -> None:
@@ -260,10 +262,12 @@ class Renewer:
             self._worker(backend).put(lambda leases=leases: self._extend(leases))  # type: ignore[misc]
         return batches
 
-    def _worker(self, backend: BaseBackend) -> _Worker:
+    def _worker(self, backend: BaseBackend) -> JobThreads:
         worker = self._workers.get(backend)
         if worker is None:
-            worker = self._workers.setdefault(backend, _Worker(backend.alias))
+            worker = self._workers.setdefault(
+                backend, JobThreads(f"distlocks-worker-{backend.alias}")
+            )
         return worker
 
     # What a worker does
@@ -277,7 +281,7 @@ class Renewer:
         first_send = lease_now()
         try:
             answer = backend.extend([extension for extension, _ in wanted.values()])
-        except Exception as error:
+        except BaseException as error:
             logger.warning(
                 "%d lock(s) of %r could not be extended, it is tried again until their "
                 "deadlines: %s",
@@ -319,51 +323,12 @@ class Renewer:
             self._worker(backend).join()
 
 
-class _Worker:
-    """The thread that talks to one backend on behalf of the renewer."""
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def put(self, job: Callable[[], object]) -> None:
-        self._jobs.put(job)
-        if self._thread is None and self._mutex.acquire(blocking=False):
-            try:
-                if self._thread is None:
-                    thread = threading.Thread(
-                        target=self._run, name=f"distlocks-worker-{self._alias}", daemon=True
-                    )
-                    # A finaliser may call while the interpreter shuts down: too late for threads.
-                    with suppress(RuntimeError):
-                        thread.start()
-                        self._thread = thread
-            finally:
-                self._mutex.release()
-
-    def join(self) -> None:
-        """Wait until everything put so far is done."""
-        done = threading.Event()
-        self.put(done.set)
-        done.wait()
-
-    def _run(self) -> None:
-        while True:
-            job = self._jobs.get()
-            try:
-                job()
-            except Exception:
-                logger.exception("The renewal of locks of %r met an unexpected error", self._alias)
-
-
 renewer = Renewer()
 
 
 def _finish_at_exit() -> None:
     """Releases whose transaction has ended should not have to wait for their lease to end."""
-    thread = threading.Thread(target=renewer.flush_releases, daemon=True)
+    thread = threading.Thread(target=renewer.settle_releases, daemon=True)
     if not renewer.has_releases:
         return
     with suppress(RuntimeError):

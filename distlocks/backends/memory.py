@@ -108,7 +108,7 @@ class MemoryBackend(BaseBackend):
             now = clock.current().wall_us()
             for key, token in zip_longest(keys, tokens):
                 row = self._rows.get(key)
-                if row and row.owner_id == owner_id:
+                if row and row.owner_id == owner_id and token in (None, row.fencing_token):
                     cooled = row.acquired_us + min_hold_us
                     row.owner_id, row.expires_us = "", cooled if cooled > now else 0
                     freed.append(key)
@@ -124,11 +124,15 @@ class MemoryBackend(BaseBackend):
             now = clock.current().wall_us()
             for extension in extensions:
                 grant = extension.grant
-                rows = [self._rows.get(key) for key in grant.keys]
                 held = [
-                    r for r in rows if r and r.owner_id == grant.owner_id and r.expires_us > now
+                    row
+                    for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
+                    for row in (self._rows.get(key),)
+                    if row
+                    and (row.owner_id, row.fencing_token) == (grant.owner_id, token)
+                    and row.expires_us > now
                 ]
-                if len(held) < len(rows):
+                if len(held) < len(grant.keys):
                     lost.add(grant.owner_id)
                     continue
                 for row in held:

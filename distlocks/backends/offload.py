@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
+
+from ..threads import JobThreads
 
 T = TypeVar("T")
 
@@ -14,23 +16,32 @@ T = TypeVar("T")
 # lock would keep its holder from releasing it. Verbs never wait, so a few serve any number of
 # tasks.
 _THREADS = 8
-_executor: ThreadPoolExecutor | None = None
-
-
-def _pool() -> ThreadPoolExecutor:
-    global _executor
-    if _executor is None:
-        _executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="distlocks-async")
-    return _executor
+_threads = JobThreads("distlocks-async", count=_THREADS)
 
 
 def _after_fork() -> None:
-    global _executor
-    _executor = None
+    global _threads
+    _threads = JobThreads("distlocks-async", count=_THREADS)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def submit(verb: Callable[[], T], threads: JobThreads | None = None) -> Future[T]:
+    """Have `verb` run in another thread; what it returns or raises is the future's."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result = verb()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    (threads or _threads).put(run)
+    return future
 
 
 async def offload(verb: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
@@ -41,15 +52,14 @@ async def offload(verb: Callable[[], T], *, undo: Callable[[T], object] | None =
     grant is left behind that nobody knows of. A second cancellation is raised at once; the undo
     takes place all the same.
     """
-    return await finish(_pool().submit(verb), undo)
+    return await _finish(submit(verb), undo)
 
 
-async def finish(future: Future[T], undo: Callable[[T], object] | None) -> T:
-    """Wait for a verb under way in a thread; see offload()."""
+async def _finish(future: Future[T], undo: Callable[[T], object] | None) -> T:
     try:
         return await asyncio.shield(asyncio.wrap_future(future))
     except asyncio.CancelledError:
-        await asyncio.shield(asyncio.wrap_future(_pool().submit(_settle, future, undo)))
+        await asyncio.shield(asyncio.wrap_future(submit(lambda: _settle(future, undo))))
         raise
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -20,6 +21,8 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ...exceptions import BackendUnavailable
+from ...threads import JobThreads
+from ..offload import submit
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -114,6 +117,7 @@ class OwnConnection(Channel):
         *,
         begin: str,
         adapt: Callable[[dict[str, Any]], None],
+        survives_fork: bool = True,
     ) -> None:
         self._alias = alias
         self._begin = begin
@@ -122,6 +126,8 @@ class OwnConnection(Channel):
         self._wrapper: BaseDatabaseWrapper | None = None
         self._session: Session | None = None
         self._name: object = None
+        if not survives_fork:
+            _closed_for_forks.add(self)
 
     def run(self, work: Callable[[Session], T]) -> T:
         if not self._mutex.acquire(timeout=MUTEX_WAIT):
@@ -190,6 +196,30 @@ class OwnConnection(Channel):
             self._drop()
 
 
+# What SQLite has locked in the parent would count as locked in a forked child for ever: its
+# connections are closed, between two statements, while the process forks.
+_closed_for_forks: weakref.WeakSet[OwnConnection] = weakref.WeakSet()
+_held_for_fork: list[OwnConnection] = []
+
+
+def _before_fork() -> None:
+    for connection in list(_closed_for_forks):
+        if connection._mutex.acquire(timeout=1.0):
+            connection._drop()
+            _held_for_fork.append(connection)
+
+
+def _after_fork() -> None:
+    while _held_for_fork:
+        _held_for_fork.pop()._mutex.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork
+    )
+
+
 class OwnThread(Channel):
     """A thread of our own, and with it the connection that Django keeps for that thread.
 
@@ -198,15 +228,10 @@ class OwnThread(Channel):
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._mutex = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self._thread = JobThreads(f"distlocks-database-{alias}")
 
     def run(self, work: Callable[[Session], T]) -> T:
-        with self._mutex:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="distlocks-database")
-            future = self._executor.submit(self._do, work)
-        return future.result()
+        return submit(lambda: self._do(work), self._thread).result()
 
     def _do(self, work: Callable[[Session], T]) -> T:
         wrapper = connections[self._alias]
@@ -220,11 +245,8 @@ class OwnThread(Channel):
         return work(session)
 
     def close(self) -> None:
-        with self._mutex:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.submit(connections.close_all)
-            executor.shutdown()
+        self._thread.put(connections.close_all)
+        self._thread.close()
 
 
 def sqlstate(error: object) -> str:

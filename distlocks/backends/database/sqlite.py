@@ -147,7 +147,9 @@ class SQLite(Dialect):
         self._clear = CLEAR.format(**names)
 
     def channel(self) -> OwnConnection:
-        return OwnConnection(self.alias, begin="BEGIN IMMEDIATE", adapt=_leave_waiting_to_us)
+        return OwnConnection(
+            self.alias, begin="BEGIN IMMEDIATE", adapt=_leave_waiting_to_us, survives_fork=False
+        )
 
     def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
         return bool(cast("DatabaseWrapper", wrapper).is_in_memory_db())

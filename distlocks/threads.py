@@ -1,0 +1,81 @@
+"""Threads that do what is put to them, and keep nobody waiting at the interpreter's exit."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+logger = logging.getLogger("distlocks")
+
+Job = Callable[[], object]
+
+
+class JobThreads:
+    """Up to `count` daemon threads, started as jobs come. What a job raises is logged.
+
+    With one thread, jobs are done in their order. `when_idle`, if given, is called in a thread
+    that has had no job for a second. Unlike an executor's, these threads go on while the
+    interpreter exits, so that releases which are due are still sent, and none is waited for.
+    """
+
+    def __init__(self, name: str, *, count: int = 1, when_idle: Job | None = None) -> None:
+        self._name = name
+        self._count = count
+        self._when_idle = when_idle
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def put(self, job: Job) -> None:
+        """Have `job` done soon. Neither blocks nor raises: finalisers call it."""
+        self._jobs.put(job)
+        # Whoever has the lock starts a thread, for this job as well.
+        if len(self._threads) < self._count and self._starting.acquire(blocking=False):
+            try:
+                if len(self._threads) < self._count:
+                    name = f"{self._name}-{len(self._threads)}" if self._count > 1 else self._name
+                    thread = threading.Thread(target=self._run, name=name, daemon=True)
+                    # At the very end of the interpreter it is too late for new threads.
+                    with suppress(RuntimeError):
+                        thread.start()
+                        self._threads.append(thread)
+            finally:
+                self._starting.release()
+
+    def join(self, timeout: float | None = None) -> bool:
+        """With one thread: wait until all that was put so far is done; whether it was in time."""
+        if not self._threads:
+            return True
+        done = threading.Event()
+        self.put(done.set)
+        return done.wait(timeout)
+
+    def close(self) -> None:
+        """End the threads after what has been put so far; a later job starts new ones."""
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._jobs.put(None)
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                job()
+            except BaseException:
+                # Even what is meant to end a thread: others depend on this one.
+                logger.exception("A job of the thread %s failed", self._name)
+            # The next wait must not keep alive what the job refers to.
+            del job
+
+    def _next(self) -> Job | None:
+        if self._when_idle is not None:
+            try:
+                return self._jobs.get(timeout=1.0)
+            except queue.Empty:
+                self._when_idle()
+        return self._jobs.get()
