@@ -45,6 +45,9 @@ class LeaseLost(DistlocksError):
 class BackendUnavailable(DistlocksError):
     """The store of the locks cannot be reached, or cannot answer."""
 
+    # Whether what was asked may have been done, although the answer never came.
+    in_doubt = True
+
 
 class NotSupported(DistlocksError):
     """The store of the locks cannot do what was asked."""

@@ -20,7 +20,7 @@ from .backends.offload import offload
 from .claims import Denial, Grant, Request, to_us
 from .clock import lease_now
 from .conf import DEFAULT_ALIAS, LONGEST_TTL, MIN_TTL, seconds
-from .exceptions import LockTimeout
+from .exceptions import BackendUnavailable, LockTimeout
 from .handler import locks
 from .identity import current_task, host, new_owner_id, pid, unit_name
 from .keys import check_characters, check_key
@@ -337,8 +337,8 @@ class _Acquisition:
                 self.backend.wait(answer, self._until(answer), self.attempt)
         except LockTimeout:
             raise
-        except BaseException:
-            self._leave_nothing_behind()
+        except BaseException as error:
+            self._leave_nothing_behind(error)
             raise
 
     async def arun(self) -> Lease:
@@ -353,8 +353,8 @@ class _Acquisition:
                 await self.backend.await_(answer, self._until(answer), self.attempt)
         except LockTimeout:
             raise
-        except BaseException:
-            self._leave_nothing_behind()
+        except BaseException as error:
+            self._leave_nothing_behind(error)
             raise
 
     def _until(self, denial: Denial) -> float:
@@ -420,8 +420,10 @@ class _Acquisition:
             holders=holders,
         )
 
-    def _leave_nothing_behind(self) -> None:
+    def _leave_nothing_behind(self, error: BaseException) -> None:
         """The try was interrupted, or its answer lost: it may have been granted."""
+        if isinstance(error, BackendUnavailable) and not error.in_doubt:
+            return
         renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
 
 

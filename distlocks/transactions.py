@@ -24,7 +24,8 @@ def at_end(act: Callable[[], None]) -> bool:
     """
     waiting = []
     for wrapper in connections.all(initialized_only=True):
-        if wrapper.in_atomic_block:
+        # A connection that was closed inside has had its transaction rolled back already.
+        if wrapper.in_atomic_block and not wrapper.closed_in_transaction:
             depth = _testcase_depth(wrapper)
             if len(wrapper.atomic_blocks) > depth and _commits_on_exit(wrapper):
                 waiting.append((wrapper, depth))

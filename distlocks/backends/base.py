@@ -155,4 +155,4 @@ class BaseBackend(ABC):
 
     def public_key(self, key: str) -> str:
         """`key` as its user wrote it, without the alias' KEY_PREFIX."""
-        return key[len(self.prefix) :]
+        return key.removeprefix(self.prefix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -57,8 +56,8 @@ class DatabaseBackend(BaseBackend):
         super().__init__(alias, params)
         self.using: Any = self.options.get("using", "default")
         self._check_options()
-        # Grants not yet released, as long as a test runner might drop the database.
-        self._outstanding: weakref.WeakSet[Grant] = weakref.WeakSet()
+        # As many entries as there are verbs on our own connections.
+        self._verbs_under_way: list[None] = []
         # Grants to be released before this thread's next verb.
         self._deferred = threading.local()
 
@@ -131,7 +130,7 @@ class DatabaseBackend(BaseBackend):
         if wrapper.in_atomic_block:
             if wrapper.vendor == "sqlite" or in_testcase(wrapper):
                 return wrapper
-        elif wrapper.vendor == "sqlite" and self.dialect.in_memory(wrapper):
+        elif is_in_memory(wrapper):
             return wrapper
         return None
 
@@ -143,16 +142,23 @@ class DatabaseBackend(BaseBackend):
                 self._release_deferred(session)
                 return self._in_transaction(session, work)
             channel = self._renewal_channel if renewal else self._channel
-            while True:
-                try:
-                    return channel.run(work)
-                except DatabaseError as error:
-                    if sqlstate(error) not in TRY_AGAIN:
-                        raise
-                finally:
-                    self._leave_test_database_alone()
+            self._verbs_under_way.append(None)
+            try:
+                return self._persistently(channel, work)
+            finally:
+                self._verbs_under_way.pop()
+                self._leave_test_database_alone()
         except (DatabaseError, InterfaceError) as error:
             raise unavailable(self.using, error) from error
+
+    @staticmethod
+    def _persistently(channel: Channel, work: Callable[[Session], T]) -> T:
+        while True:
+            try:
+                return channel.run(work)
+            except DatabaseError as error:
+                if sqlstate(error) not in TRY_AGAIN:
+                    raise
 
     def _in_transaction(self, session: Session, work: Callable[[Session], T]) -> T:
         try:
@@ -168,17 +174,14 @@ class DatabaseBackend(BaseBackend):
 
     def _leave_test_database_alone(self) -> None:
         """Under a test runner, keep no connection open that would stop it from dropping the
-        database."""
-        if under_test_runner() and not self._outstanding and not self._sleepers:
+        database: a test may have forgotten a lease."""
+        if under_test_runner() and not (self._verbs_under_way or self._sleepers):
             self.close()
 
     # The verbs
 
     def try_acquire(self, request: Request) -> Grant | Denial:
-        answer = self._run(lambda session: self._acquire(session, request))
-        if isinstance(answer, Grant) and under_test_runner():
-            self._outstanding.add(answer)
-        return answer
+        return self._run(lambda session: self._acquire(session, request))
 
     def _acquire(self, session: Session, request: Request) -> Grant | Denial:
         answers: list[Taken | Held] = []
@@ -254,7 +257,8 @@ class DatabaseBackend(BaseBackend):
             self._free(key, request.owner_id, None, 0)
 
     def release(self, grant: Grant) -> bool:
-        self._outstanding.discard(grant)
+        if grant.in_transaction and connections[self.using].closed_in_transaction:
+            return False
         ours = [
             self._free(key, grant.owner_id, token, grant.min_hold_us)
             for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
@@ -395,6 +399,11 @@ class DatabaseBackend(BaseBackend):
 
 class _NotAll(Exception):
     """A key of several is taken: undo the others."""
+
+
+def is_in_memory(wrapper: Any) -> bool:
+    """Whether the database is SQLite's and exists for this process alone."""
+    return wrapper.vendor == "sqlite" and bool(wrapper.is_in_memory_db())
 
 
 def in_testcase(wrapper: BaseDatabaseWrapper) -> bool:

@@ -15,6 +15,7 @@ from django.db import (
     DatabaseError,
     InterfaceError,
     OperationalError,
+    ProgrammingError,
     connections,
     transaction,
 )
@@ -195,6 +196,10 @@ class OwnConnection(Channel):
         with self._mutex:
             self._drop()
 
+    def __del__(self) -> None:
+        # Of a backend that the settings no longer name, and that was used once more.
+        self._drop()
+
 
 # What SQLite has locked in the parent would count as locked in a forked child for ever: its
 # connections are closed, between two statements, while the process forks.
@@ -261,7 +266,10 @@ def sqlstate(error: object) -> str:
 
 def unavailable(alias: str, error: Exception) -> BackendUnavailable:
     """One of Django's database errors as ours, with the way out."""
-    return BackendUnavailable(_explain(alias, error))
+    ours = BackendUnavailable(_explain(alias, error))
+    # The database has understood the statement well enough to refuse it.
+    ours.in_doubt = not isinstance(error, ProgrammingError)
+    return ours
 
 
 def _explain(alias: str, error: Exception) -> str:

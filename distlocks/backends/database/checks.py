@@ -54,12 +54,14 @@ def check_settings(backend: DatabaseBackend) -> list[CheckMessage]:
 
 def check_database(backend: DatabaseBackend) -> list[CheckMessage]:
     """What the database says when asked."""
+    from .backend import is_in_memory
+
     wrapper = connections[backend.using]
     try:
         with wrapper.cursor() as cursor:
             tables = wrapper.introspection.table_names(cursor)
             journal = ""
-            if wrapper.vendor == "sqlite" and not backend.dialect.in_memory(wrapper):
+            if wrapper.vendor == "sqlite" and not is_in_memory(wrapper):
                 cursor.execute("PRAGMA journal_mode")
                 journal = str(cursor.fetchone()[0])
     except DatabaseError as error:

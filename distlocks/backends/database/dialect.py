@@ -6,9 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from django.db.backends.base.base import BaseDatabaseWrapper
+from typing import Any
 
 from ...claims import MICROSECOND, Extension, Holder, Request, from_us
 from .channels import Channel, Row, Session
@@ -64,7 +62,7 @@ class Dialect(ABC):
 
     # Is there one writer at a time for the whole database? Then a lock taken inside a transaction
     # has to live in that transaction: a second connection would wait for the first.
-    one_writer: ClassVar[bool] = False
+    one_writer: bool = False
     # Can processes be told of a release, and has the driver what it takes?
     can_announce: bool = False
 
@@ -134,10 +132,6 @@ class Dialect(ABC):
 
     def is_busy(self, error: object) -> bool:
         """Whether a statement failed only because others have in their hands what it needs."""
-        return False
-
-    def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
-        """Whether the database exists for this process alone."""
         return False
 
     def explain(self, error: Exception, *, in_transaction: bool) -> str:

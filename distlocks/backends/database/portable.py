@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Greatest, Now
 
@@ -25,6 +25,10 @@ class Portable(Dialect):
     longer than its holder trusts it (the holder counts from before the clock was read). Tokens
     are computed in the update itself.
     """
+
+    def __init__(self, alias: str, table: str) -> None:
+        super().__init__(alias, table)
+        self.one_writer = connections[alias].vendor == "sqlite"
 
     def channel(self) -> OwnThread:
         return OwnThread(self.alias)

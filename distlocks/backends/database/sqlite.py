@@ -5,11 +5,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar
 
 from django.db import OperationalError
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from ... import clock
 from ...claims import Extension, Holder, Request
@@ -123,7 +121,7 @@ DEFERRED_TRANSACTION = (
 class SQLite(Dialect):
     """SQLite 3.35 and later, in any journal mode."""
 
-    one_writer: ClassVar[bool] = True
+    one_writer = True
 
     def __init__(self, alias: str, table: str) -> None:
         super().__init__(alias, table)
@@ -150,9 +148,6 @@ class SQLite(Dialect):
         return OwnConnection(
             self.alias, begin="BEGIN IMMEDIATE", adapt=_leave_waiting_to_us, survives_fork=False
         )
-
-    def in_memory(self, wrapper: BaseDatabaseWrapper) -> bool:
-        return bool(cast("DatabaseWrapper", wrapper).is_in_memory_db())
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         params = acquire_params(key, request)
