@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 # Narrow a test run: make test TESTS=tests/unit ARGS="-k key"
 TESTS ?=
 ARGS ?=
+# Tests mostly wait for something, so there may be more of them at once than cores.
+WORKERS ?= 4
 CORE_TESTS := tests/unit tests/integration tests/migration
 MATRIX ?= 3.12 3.13
 export DISTLOCKS_SOAK_SECONDS ?= 300
@@ -28,7 +30,7 @@ serve: $(VENV)/.stamp-demo ## Serve the demo project with its admin
 	$(BIN)/python manage.py serve
 
 test: $(VENV)/.stamp-test ## Run the tests, with real servers (TESTS=, ARGS=)
-	$(BIN)/python -m pytest -m "not soak" $(ARGS) $(TESTS)
+	$(BIN)/python -m pytest -m "not soak" -n $(WORKERS) --dist worksteal $(ARGS) $(TESTS)
 
 test-matrix: ## Run the core of the tests on the other Python versions found here
 	@for version in $(MATRIX); do \

@@ -24,7 +24,7 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, Any, Any]:
     options = early_config.known_args_namespace
-    if runs_tests(options):
+    if runs_tests(options) and not distributes(options):
         session.open_folder()
         if not needs_servers(options, early_config):
             session.do_without()
@@ -52,6 +52,12 @@ def runs_tests(options: argparse.Namespace) -> bool:
     """Whether pytest was asked to run tests and not just to tell something."""
     only_telling = ("collectonly", "help", "version", "markers", "showfixtures", "cacheshow")
     return not any(getattr(options, option, None) for option in only_telling)
+
+
+def distributes(options: argparse.Namespace) -> bool:
+    """Whether the tests run in workers of pytest-xdist, each of which starts its own servers."""
+    in_worker = "PYTEST_XDIST_WORKER" in os.environ
+    return bool(getattr(options, "numprocesses", None)) and not in_worker
 
 
 def needs_servers(options: argparse.Namespace, config: pytest.Config) -> bool:

@@ -1,0 +1,8 @@
+from tests.integration.contract.stores import (  # noqa: F401
+    gate,
+    moved_clock,
+    pytest_generate_tests,
+    start,
+    store,
+    told,
+)

@@ -1,0 +1,46 @@
+"""A client whose way to the store can be cut and held up."""
+
+from typing import Any
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from tests.integration.contract.stores import Store
+from tests.servers.proxy import FaultProxy, Mode
+
+WRITES = ("INSERT", "UPDATE", "EXECUTE", "WITH")
+
+
+class Proxied(Store):
+    """A client of a PostgreSQL store that reaches it through a proxy."""
+
+    def __init__(self, alias: str, proxy: FaultProxy) -> None:
+        super().__init__(alias)
+        self.proxy = proxy
+        self._at_next_write: dict[str, Mode] = {}
+
+    def watch(self, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
+        """Handles connection_created."""
+        if connection.alias == self.alias:
+            connection.execute_wrappers.append(self._before)
+
+    def lose_next_answer(self) -> None:
+        """From the next statement that writes on, the server does what it is asked and the client
+        never hears of it.
+        """
+        self._at_next_write = {"answers": "blackhole"}
+
+    def lose_next_request(self) -> None:
+        """From the next statement that writes on, neither hears of the other."""
+        self._at_next_write = {"requests": "blackhole", "answers": "blackhole"}
+
+    def _before(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if self._at_next_write and sql.lstrip().startswith(WRITES):
+            modes, self._at_next_write = self._at_next_write, {}
+            for direction, mode in modes.items():
+                setattr(self.proxy, direction, mode)
+        return execute(sql, params, many, context)
+
+    def heal(self) -> None:
+        """Break the connections that are held up, and let new ones through."""
+        self.proxy.cut()
+        self.proxy.mode = "pass"

@@ -1,0 +1,30 @@
+"""A process dies in the middle of an acquire: what it leaves behind expires."""
+
+from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
+from tests.integration.hazards import roles
+from tests.servers.children import Spawner
+
+
+@for_stores(SHARED_STORES)
+def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
+    store: Store, key: str, spawn: Spawner
+) -> None:
+    """Killed before and after each statement, it holds all its keys for one ttl, or none."""
+    by_count = spawn(roles.die_at_every_statement, store.alias, key).result()
+    for count, killed in by_count.items():
+        assert killed > 1
+        asked = [
+            [f"{key}:{count}:{number}:{i}" for i in range(int(count))]
+            for number in range(killed + 1)
+        ]
+        found = store.backend.holders(f"{key}:{count}:")
+        assert all(0 < holder.remaining <= 30 for holder in found)
+        for keys in asked:
+            owners = [holder.owner_id for holder in found if holder.key in keys]
+            assert len(owners) in (0, len(keys))
+            assert len(set(owners)) <= 1
+        assert {holder.key for holder in found} >= set(asked[-1]), "the last one was not killed"
+        store.age(30, *(one for keys in asked for one in keys))
+        assert store.backend.holders(f"{key}:{count}:") == []
+        for keys in asked:
+            store.hold(*keys, renew=False)

@@ -1,0 +1,41 @@
+"""A process ends while it holds, renews and waits: quietly, and at once."""
+
+from tests.integration.contract.stores import POSTGRES_STORES, SHARED_STORES, Store, for_stores
+from tests.integration.hazards import roles
+from tests.servers.children import Spawner
+from tests.servers.postgres import PostgresServer
+from tests.servers.proxy import FaultProxy
+
+
+def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
+    child = spawn(roles.end_while_holding, store.alias, key)
+    assert child.wait(timeout=15) == 0
+    assert child.errors == ""
+
+
+@for_stores(SHARED_STORES)
+def test_a_block_is_left_as_usual(store: Store, key: str, spawn: Spawner) -> None:
+    child = spawn(roles.end_in_block, store.alias, key)
+    child.expect("inside")
+    assert child.wait(timeout=15) == 0
+    assert child.errors == ""
+    assert store.is_free(key)
+
+
+@for_stores(POSTGRES_STORES)
+def test_a_store_that_does_not_answer_is_not_waited_for(
+    store: Store, key: str, spawn: Spawner, postgres_server: PostgresServer
+) -> None:
+    with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
+        url = f"postgresql://{postgres_server.user}@{proxy.host}:{proxy.port}/postgres"
+        child = spawn(
+            roles.end_while_the_store_hangs,
+            store.alias,
+            key,
+            env={PostgresServer.url_variable: url},
+        )
+        child.expect("ready")
+        proxy.mode = "blackhole"
+        child.send()
+        assert child.wait(timeout=6) == 0
+        assert "Traceback" not in child.errors

@@ -1,0 +1,1 @@
+"""Eight processes, few keys, and faults; their journals and the server's log prove the promises."""

@@ -1,0 +1,137 @@
+"""What `import distlocks` costs those who only import it."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.servers.watchdog import ROOT
+
+# Drivers of databases and stores, and what else a program may do without.
+HEAVY = ("psycopg", "psycopg2", "sqlite3", "redis", "MySQLdb", "kazoo", "rich", "pytest")
+
+MEASURE = """
+import json, sys
+import django
+from django.conf import settings
+
+settings.configure(
+    INSTALLED_APPS={apps!r},
+    DATABASES={databases!r},
+    DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+)
+django.setup()
+before = set(sys.modules)
+import threading
+threads = threading.active_count()
+{statements}
+json.dump({{"new": sorted(set(sys.modules) - before), "before": sorted(before),
+            "all": sorted(sys.modules), "threads": threading.active_count() - threads}}, sys.stdout)
+"""
+
+
+def loaded(
+    statements: str, apps: tuple[str, ...] = (), databases: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The modules that the statements load, in a process that has set up Django."""
+    script = MEASURE.format(apps=list(apps), databases=databases or {}, statements=statements)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def roots(modules: list[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}
+
+
+def test_an_import_loads_no_driver_and_starts_nothing() -> None:
+    found = loaded("import distlocks")
+    assert not roots(found["new"]) & {*HEAVY, "asyncio"}
+    # Where Django's setup has not loaded them either, they are not there at all.
+    assert not roots(found["all"]) & {*HEAVY}
+    assert found["threads"] == 0
+    # Neither models, which would need installed apps, nor any backend but the base.
+    assert "distlocks.models" not in found["new"]
+    assert "distlocks.backends.database.backend" not in found["new"]
+
+
+def test_the_installed_app_loads_no_driver_either() -> None:
+    found = loaded("import distlocks", apps=("distlocks",))
+    assert not roots(found["all"]) & {*HEAVY}
+    assert found["threads"] == 0
+    assert found["new"] == [] or "asyncio" not in roots(found["new"])
+
+
+@pytest.mark.parametrize("apps", [(), ("distlocks",)])
+def test_a_lock_in_memory_needs_no_driver(apps: tuple[str, ...]) -> None:
+    found = loaded(
+        """
+from django.conf import settings
+settings.DISTLOCKS = {"default": {"BACKEND": "distlocks.backends.memory.MemoryBackend"}}
+from distlocks import db_lock
+with db_lock("a"):
+    pass
+""",
+        apps,
+    )
+    assert not roots(found["all"]) & {*HEAVY}
+
+
+def test_a_lock_written_down_asks_for_nothing() -> None:
+    """As a decorator does when its module is imported."""
+    found = loaded(
+        """
+from distlocks import db_lock
+
+@db_lock("order:{pk}", ttl=30)
+def ship(pk):
+    pass
+""",
+        apps=("distlocks",),
+        databases={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "nowhere"}},
+    )
+    assert "distlocks.backends.database.backend" not in found["new"]
+    assert "distlocks.backends.database.listener" not in found["all"]
+    assert found["threads"] == 0
+
+
+def test_on_sqlite_only_sqlite_is_loaded() -> None:
+    found = loaded(
+        """
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from distlocks import db_lock
+with db_lock("a"):
+    pass
+""",
+        apps=("distlocks",),
+        databases={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    )
+    assert roots(found["all"]) & {*HEAVY} == {"sqlite3"}
+
+
+def test_the_package_can_be_imported_before_the_settings_are_there() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            *["-W", "error", "-c"],
+            "import distlocks, distlocks.testing\n"
+            "from distlocks import db_lock, signals\n"
+            "from django.conf import settings\n"
+            "db_lock('a')\n"
+            "assert not settings.configured\n",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
