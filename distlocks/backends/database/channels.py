@@ -127,6 +127,7 @@ class OwnConnection(Channel):
         self._wrapper: BaseDatabaseWrapper | None = None
         self._session: Session | None = None
         self._name: object = None
+        self._pid = os.getpid()
         if not survives_fork:
             _closed_for_forks.add(self)
 
@@ -197,8 +198,10 @@ class OwnConnection(Channel):
             self._drop()
 
     def __del__(self) -> None:
-        # Of a backend that the settings no longer name, and that was used once more.
-        self._drop()
+        # Of a backend that the settings no longer name, and that was used once more. Never in a
+        # forked child: closing would end the parent's session.
+        if self._pid == os.getpid():
+            self._drop()
 
 
 # What SQLite has locked in the parent would count as locked in a forked child for ever: its
