@@ -77,10 +77,14 @@ def server(
     del connections["far"]
 
 
-@pytest.fixture(params=["far", "far_portable"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture
+def backend() -> str:
+    """The lock alias, where a test does not name several."""
+    return "far"
+
+
+# Both ways to reach the server, where the way may make a difference.
+both_ways = pytest.mark.parametrize("backend", ["far", "far_portable"])
 
 
 def ask(server: PostgresServer, query: str, *params: Any, database: str = "far") -> list[Any]:
@@ -102,6 +106,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 # Down when the lock is asked for
 
 
+@both_ways
 def test_a_lock_that_cannot_be_asked_for_is_an_error_that_says_so(
     server: PostgresServer, backend: str, key: str
 ) -> None:
@@ -141,6 +146,7 @@ def test_many_failed_tries_do_not_pile_up_threads(server: PostgresServer, key: s
     assert threading.active_count() <= before + 10
 
 
+@both_ways
 def test_a_waiter_whose_database_dies_is_told(
     server: PostgresServer, backend: str, key: str
 ) -> None:
@@ -165,6 +171,7 @@ def test_a_waiter_whose_database_dies_is_told(
 # Down while it is held
 
 
+@both_ways
 def test_a_restart_within_the_lease_loses_nothing(
     server: PostgresServer, backend: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,6 +245,7 @@ def test_a_renewal_that_hangs_hides_no_deadline(
         proxy.mode = "reset"
 
 
+@both_ways
 def test_a_cut_connection_is_opened_anew(
     server: PostgresServer, proxy: FaultProxy, backend: str, key: str
 ) -> None:
@@ -253,6 +261,7 @@ def test_a_cut_connection_is_opened_anew(
     assert not is_taken(server, key)
 
 
+@both_ways
 def test_a_session_ended_by_the_server_is_opened_anew(
     server: PostgresServer, backend: str, key: str
 ) -> None:
@@ -300,6 +309,7 @@ def test_a_release_that_fails_is_tried_again_until_the_lease_ends(
         pass
 
 
+@both_ways
 def test_by_hand_the_second_release_succeeds(
     server: PostgresServer, backend: str, key: str
 ) -> None:

@@ -31,19 +31,21 @@ def lines_until(child: Child, words: str) -> list[str]:
     return lines
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def service(request: pytest.FixtureRequest, databases: None, spawn: Spawner) -> Child:
-    using = {"sqlite": "default"}.get(request.param, request.param)
+@pytest.fixture
+def service(databases: None, backend: str, spawn: Spawner) -> Child:
+    using = {"sqlite": "default"}.get(backend, backend)
     Lock.objects.using(using).delete()
     LockFactory(using=using, key="first", expired=True)
-    child = spawn(SERVICE, backend=request.param, interval="0.05")
+    child = spawn(SERVICE, backend=backend, interval="0.05")
     assert any("'first'" in line for line in lines_until(child, "cleared 1 expired"))
     LockFactory(using=using, key="second", expired=True)
     assert any("'second'" in line for line in lines_until(child, "cleared 1 expired"))
     return child
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("backend", "number"), [("postgres", signal.SIGTERM), ("sqlite", signal.SIGINT)]
+)
 def test_it_sweeps_again_and_again_until_it_is_told_to_stop(
     service: Child, number: signal.Signals
 ) -> None:

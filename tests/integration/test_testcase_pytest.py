@@ -114,40 +114,50 @@ import pytest
 from distlocks import db_lock
 from distlocks.models import Lock
 
-pytestmark = pytest.mark.django_db(databases=["default", "postgres"], transaction={committing})
+BOTH = ["default", "postgres"]
 
-@pytest.mark.parametrize("again", range(2))
-@pytest.mark.parametrize("backend", ["default", "postgres"])
-def test_it(backend, again):
+def leaves_nothing(backend):
     rows = Lock.objects.using(backend)
     assert not rows.exists()
     with db_lock("a", backend=backend):
         assert rows.count() == 1
     assert rows.count() == 1
+
+@pytest.mark.django_db(databases=BOTH)
+@pytest.mark.parametrize("again", range(2))
+@pytest.mark.parametrize("backend", BOTH)
+def test_db(backend, again):
+    leaves_nothing(backend)
+
+@pytest.mark.django_db(databases=BOTH, transaction=True)
+@pytest.mark.parametrize("again", range(2))
+@pytest.mark.parametrize("backend", BOTH)
+def test_transactional_db(backend, again):
+    leaves_nothing(backend)
 """
 
 
-@pytest.mark.parametrize("committing", [False, True])
 def test_a_run_of_pytest_leaves_nothing_and_drops_its_databases(
-    committing: bool, tmp_path: Path, spawn: Spawner, postgres_server: PostgresServer
+    tmp_path: Path, spawn: Spawner, postgres_server: PostgresServer
 ) -> None:
-    """Two tests under one key: each begins with an empty table."""
+    """Tests under one key: each begins with an empty table."""
     run = Run(spawn, tmp_path, postgres_server)
     tests = tmp_path / "test_inner.py"
-    tests.write_text(INNER_TESTS.format(committing=committing))
+    tests.write_text(INNER_TESTS)
     # pytest-django itself, without this project's fixture that sets up the databases.
     done = subprocess.run(
         [
             *[sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null"],
-            *["--rootdir", str(tmp_path), "--ds", "tests.settings", "-W", "error"],
-            *["-o", "asyncio_default_fixture_loop_scope=function", "--create-db", str(tests)],
+            *["-p", "pytest_django.plugin", "--ds", "tests.settings", "--create-db"],
+            *["--rootdir", str(tmp_path), "-W", "error", str(tests)],
         ],
         cwd=ROOT,
-        env=os.environ | {"DISTLOCKS_TEST_DIR": str(run.folder)},
+        env=os.environ
+        | {"DISTLOCKS_TEST_DIR": str(run.folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert "4 passed" in done.stdout, done.stdout
+    assert "8 passed" in done.stdout, done.stdout
     assert done.returncode == 0, done.stdout
     assert run.left_over() == [], done.stdout

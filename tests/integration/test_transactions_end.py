@@ -38,11 +38,11 @@ class Lane(NamedTuple):
 LANES = [
     Lane("postgres", "postgres"),
     Lane("sqlite", "deferred"),
-    Lane("portable_postgres", "postgres_other"),
 ]
 # Which database and which store it is makes no difference; this is to be seen, but not everywhere.
 ALL_LANES = [
     *LANES,
+    Lane("portable_postgres", "postgres_other"),
     Lane("postgres", "postgres_other"),
     Lane("postgres", "default"),
     Lane("sqlite", "postgres"),
@@ -178,6 +178,7 @@ def test_a_connection_closed_inside(lane: Lane, key: str) -> None:
     assert not lease.lost
 
 
+@on_every_lane
 def test_a_connection_closed_while_the_lock_is_needed(lane: Lane, key: str) -> None:
     """The lock does not live on that connection: it goes on."""
     with transaction.atomic(using=lane.database):
@@ -231,6 +232,7 @@ def kill_session(database: str) -> None:
         pool.submit(kill).result(20)
 
 
+@on_every_lane
 def test_a_commit_that_fails(lane: Lane, key: str) -> None:
     with connections[lane.database].cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE parent (id integer PRIMARY KEY)")

@@ -189,8 +189,7 @@ def test_an_error_in_the_body_is_kept_when_the_release_fails_too(lane: Lane, key
 # Who fails fast
 
 
-# The ORM path leaves it to the user's own time-out how long it waits for a writer on SQLite.
-@pytest.mark.parametrize("lane", LANES[:4], ids="-".join)
+@pytest.mark.parametrize("lane", [LANES[0], LANES[3]], ids="-".join)
 def test_a_try_answers_at_once_although_the_holder_has_a_transaction_open(
     lane: Lane, key: str, spawn: Spawner
 ) -> None:
@@ -246,7 +245,7 @@ def test_no_update_is_lost(lane: Lane, key: str, order: str, pool: ThreadPoolExe
 
     def work() -> None:
         start.wait(20)
-        for _ in range(10):
+        for _ in range(8):
             if order == "lock first":
                 with lock, atomic:
                     read_modify_write()
@@ -257,7 +256,7 @@ def test_no_update_is_lost(lane: Lane, key: str, order: str, pool: ThreadPoolExe
 
     for one in [in_thread(pool, work) for _ in range(2)]:
         one.result(40)
-    assert accounts.get(name=key).balance == 20
+    assert accounts.get(name=key).balance == 16
 
 
 @pytest.mark.parametrize("lane", [LANES[0], LANES[2]], ids="-".join)

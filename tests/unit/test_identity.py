@@ -48,12 +48,6 @@ def test_a_forked_process_has_its_own_owner_ids(spawn: Spawner) -> None:
     assert parents_is_kept
 
 
-def test_two_processes_have_no_owner_id_in_common(spawn: Spawner) -> None:
-    script = "from distlocks import identity; result = identity.new_owner_id()"
-    first, second = spawn(script), spawn(script)
-    assert len({first.result(), second.result(), identity.new_owner_id()}) == 3
-
-
 def test_a_thread_is_known_by_its_name() -> None:
     names = []
     thread = threading.Thread(target=lambda: names.append(identity.unit_name()), name="x" * 300)
