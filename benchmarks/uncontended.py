@@ -16,7 +16,7 @@ Cycle = Callable[[], object]
 
 def run(env: Environment, quick: bool) -> list[Result]:
     env.empty_table()
-    rounds, cycles = (9, 150) if quick else (41, 400)
+    rounds, cycles = (5, 100) if quick else (41, 400)
     return [postgres(env, rounds, cycles), sqlite(rounds, cycles)]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -175,15 +176,26 @@ class Lease:
         """
         extension, asked = self._asked_extension(ttl)
         first_send = lease_now()
-        answer = self.backend.extend([extension])
+        with self._naming_keys():
+            answer = self.backend.extend([extension])
         self._after_extension(answer, first_send, asked, lasting=ttl is not None)
 
     async def aextend(self, ttl: float | timedelta | None = None) -> None:
         """See extend()."""
         extension, asked = self._asked_extension(ttl)
         first_send = lease_now()
-        answer = await self.backend.aextend([extension])
+        with self._naming_keys():
+            answer = await self.backend.aextend([extension])
         self._after_extension(answer, first_send, asked, lasting=ttl is not None)
+
+    @contextmanager
+    def _naming_keys(self) -> Iterator[None]:
+        """Tell what a store's error is about: the store knows keys by another name."""
+        try:
+            yield
+        except DistlocksError as error:
+            error.keys = self.keys
+            raise
 
     def _asked_extension(self, ttl: float | timedelta | None) -> tuple[Extension, float]:
         self.check()
@@ -231,7 +243,8 @@ class Lease:
         if self._until_commit and at_end(self._at_transactions_end):
             return not self.lost
         try:
-            self.give_back()
+            with self._naming_keys():
+                self.give_back()
         except BaseException as error:
             self._after_failed_release(error)
             raise
@@ -242,7 +255,8 @@ class Lease:
         if not self._begin_release():
             return not self.lost
         try:
-            self._released(await self.backend.arelease(self._grant))
+            with self._naming_keys():
+                self._released(await self.backend.arelease(self._grant))
         except BaseException as error:
             self._after_failed_release(error)
             raise

@@ -422,8 +422,10 @@ class _Acquisition:
 
     def _leave_nothing_behind(self, error: BaseException) -> None:
         """The try was interrupted, or its answer lost: it may have been granted."""
-        if isinstance(error, BackendUnavailable) and not error.in_doubt:
-            return
+        if isinstance(error, BackendUnavailable):
+            error.keys = self.keys
+            if not error.in_doubt:
+                return
         renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
 
 

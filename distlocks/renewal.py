@@ -34,6 +34,8 @@ IDLE_AFTER = 60.0
 # Seconds: how long an acquire waits for releases of this process that are under way, and the
 # interpreter's exit for those that are due.
 FLUSH_WITHIN = 1.0
+# For tests: how long extensions and releases under way are waited for.
+JOIN_WITHIN = 30.0
 
 
 if TYPE_CHECKING:
@@ -113,6 +115,8 @@ class Renewer:
         self._workers: dict[BaseBackend, JobThreads] = {}
         # Leases whose transaction has ended, to be released.
         self._due_releases: dict[str, Releasable] = {}
+        # Releases that failed, by when to try again.
+        self._retries: list[tuple[float, str, Releasable]] = []
         self._releasing = 0
 
     # What leases call
@@ -183,9 +187,9 @@ class Renewer:
             logger.exception("A lock could not be released; it ends with its lease")
 
     def _later(self, lease: Releasable, at: float) -> None:
-        timer = threading.Timer(max(at - lease_now(), 0.0), self.release_soon, (lease,))
-        timer.daemon = True
-        timer.start()
+        with self._condition:
+            heapq.heappush(self._retries, (at, lease.owner_id, lease))
+            self._wake_before(at)
 
     # The schedule
 
@@ -201,13 +205,15 @@ class Renewer:
                 heapq.heappush(self._order, tick)
             leases[lease.owner_id] = lease
             self._tick_of[lease.owner_id] = tick
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="distlocks-renewer", daemon=True
-                )
-                self._thread.start()
-            elif tick * TICK < self._planned:
-                self._condition.notify_all()
+            self._wake_before(tick * TICK)
+
+    def _wake_before(self, at: float) -> None:
+        """Make sure that the thread looks again at `at`, at the latest. Under the condition."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="distlocks-renewer", daemon=True)
+            self._thread.start()
+        elif at < self._planned:
+            self._condition.notify_all()
 
     def _unschedule(self, owner_id: str) -> None:
         tick = self._tick_of.pop(owner_id, None)
@@ -223,18 +229,29 @@ class Renewer:
         while True:
             with self._condition:
                 now = lease_now()
-                due = self._take_due(now)
-                if not due:
-                    if self._ticks:
+                due, retries = self._take_due(now), self._take_retries(now)
+                if not (due or retries):
+                    if self._ticks or self._retries:
                         idle_since = now
                     elif now - idle_since > IDLE_AFTER:
                         self._thread = None
                         return
-                    self._planned = self._order[0] * TICK if self._order else now + LINGER
+                    self._planned = min(
+                        self._order[0] * TICK if self._order else now + LINGER,
+                        self._retries[0][0] if self._retries else math.inf,
+                    )
                     self._condition.wait(max(self._planned - now, 0.0))
                     self._planned = -math.inf
                     continue
+            for lease in retries:
+                self.release_soon(lease)
             self._act(due, now)
+
+    def _take_retries(self, now: float) -> list[Releasable]:
+        due = []
+        while self._retries and self._retries[0][0] <= now:
+            due.append(heapq.heappop(self._retries)[2])
+        return due
 
     def _take_due(self, now: float) -> list[Renewable]:
         due: list[Renewable] = []
@@ -245,7 +262,7 @@ class Renewer:
                 due.append(lease)
         return due
 
-    def _act(self, due: Iterable[Renewable], now: float) -> dict[BaseBackend, list[Renewable]]:
+    def _act(self, due: Iterable[Renewable], now: float) -> None:
         """Tell the lost from those to be extended; hand the latter to the workers."""
         batches: dict[BaseBackend, list[Renewable]] = {}
         for lease in due:
@@ -260,7 +277,6 @@ class Renewer:
                     batches.setdefault(lease.backend, []).append(lease)
         for backend, leases in batches.items():
             self._worker(backend).put(lambda leases=leases: self._extend(leases))  # type: ignore[misc]
-        return batches
 
     def _worker(self, backend: BaseBackend) -> JobThreads:
         worker = self._workers.get(backend)
@@ -312,15 +328,23 @@ class Renewer:
     def next_due(self) -> float:
         """When something is to be done next, on the lease clock."""
         with self._condition:
-            return min(self._ticks, default=math.inf) * TICK
+            retry = self._retries[0][0] if self._retries else math.inf
+            return min(min(self._ticks, default=math.inf) * TICK, retry)
 
     def run_due(self) -> None:
         """Do now, in this thread, what is due."""
         with self._condition:
             now = lease_now()
-            due = self._take_due(now)
-        for backend in self._act(due, now):
-            self._worker(backend).join()
+            due, retries = self._take_due(now), self._take_retries(now)
+        for lease in retries:
+            self.release_soon(lease)
+        self._act(due, now)
+        self.join_workers()
+
+    def join_workers(self) -> None:
+        """Wait for the extensions and releases under way."""
+        for worker in list(self._workers.values()):
+            worker.join(JOIN_WITHIN)
 
 
 renewer = Renewer()

@@ -11,6 +11,7 @@ from contextlib import suppress
 logger = logging.getLogger("distlocks")
 
 Job = Callable[[], object]
+Jobs = queue.SimpleQueue[Job | None]
 
 
 class JobThreads:
@@ -25,25 +26,24 @@ class JobThreads:
         self._name = name
         self._count = count
         self._when_idle = when_idle
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._starting = threading.Lock()
+        # Reentrant: a finaliser may put a job while this thread is putting one.
+        self._mutex = threading.RLock()
+        self._jobs: Jobs = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
 
     def put(self, job: Job) -> None:
-        """Have `job` done soon. Neither blocks nor raises: finalisers call it."""
-        self._jobs.put(job)
-        # Whoever has the lock starts a thread, for this job as well.
-        if len(self._threads) < self._count and self._starting.acquire(blocking=False):
-            try:
-                if len(self._threads) < self._count:
-                    name = f"{self._name}-{len(self._threads)}" if self._count > 1 else self._name
-                    thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    # At the very end of the interpreter it is too late for new threads.
-                    with suppress(RuntimeError):
-                        thread.start()
-                        self._threads.append(thread)
-            finally:
-                self._starting.release()
+        """Have `job` done soon. Never raises, and blocks for no job: finalisers call it."""
+        with self._mutex:
+            self._jobs.put(job)
+            if len(self._threads) < self._count:
+                name = f"{self._name}-{len(self._threads)}" if self._count > 1 else self._name
+                thread = threading.Thread(
+                    target=self._run, args=(self._jobs,), name=name, daemon=True
+                )
+                # At the very end of the interpreter it is too late for new threads.
+                with suppress(RuntimeError):
+                    thread.start()
+                    self._threads.append(thread)
 
     def join(self, timeout: float | None = None) -> bool:
         """With one thread: wait until all that was put so far is done; whether it was in time."""
@@ -55,15 +55,17 @@ class JobThreads:
 
     def close(self) -> None:
         """End the threads after what has been put so far; a later job starts new ones."""
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._jobs.put(None)
+        with self._mutex:
+            threads, self._threads = self._threads, []
+            jobs, self._jobs = self._jobs, queue.SimpleQueue()
+            for _ in threads:
+                jobs.put(None)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
 
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
+    def _run(self, jobs: Jobs) -> None:
+        while (job := self._next(jobs)) is not None:
             try:
                 job()
             except BaseException:
@@ -72,10 +74,10 @@ class JobThreads:
             # The next wait must not keep alive what the job refers to.
             del job
 
-    def _next(self) -> Job | None:
+    def _next(self, jobs: Jobs) -> Job | None:
         if self._when_idle is not None:
             try:
-                return self._jobs.get(timeout=1.0)
+                return jobs.get(timeout=1.0)
             except queue.Empty:
                 self._when_idle()
-        return self._jobs.get()
+        return jobs.get()

@@ -43,6 +43,8 @@ class FakeClock(clock.Clock):
         if seconds < 0:
             raise ValueError(f"A clock cannot be set back ({seconds:g} s).")
         target = self._now + seconds
+        # Another thread's advance may have begun some.
+        renewer.join_workers()
         while (due := renewer.next_due()) <= target:
             self._set(max(due, self._now))
             renewer.run_due()

@@ -364,9 +364,9 @@ def test_who_takes_over_after_the_lease_is_not_disturbed_by_the_late_release(
 
 @pytest.mark.parametrize("verb", ["acquire", "extend", "release"])
 def test_the_error_names_the_keys(server: PostgresServer, key: str, verb: str) -> None:
-    lease = db_lock(key, backend="far").acquire()
+    lease = db_lock(key, ttl=1, backend="far").acquire()
     verbs: dict[str, Callable[[], object]] = {
-        "acquire": db_lock(f"{key} 2", backend="far").acquire,
+        "acquire": db_lock(f"{key} 2", ttl=1, backend="far").acquire,
         "extend": lease.extend,
         "release": lease.release,
     }

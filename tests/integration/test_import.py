@@ -5,8 +5,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from tests.servers.watchdog import ROOT
 
 # Drivers of databases and stores, and what else a program may do without.
@@ -71,8 +69,7 @@ def test_the_installed_app_loads_no_driver_either() -> None:
     assert found["new"] == [] or "asyncio" not in roots(found["new"])
 
 
-@pytest.mark.parametrize("apps", [(), ("distlocks",)])
-def test_a_lock_in_memory_needs_no_driver(apps: tuple[str, ...]) -> None:
+def test_a_lock_in_memory_needs_no_driver() -> None:
     found = loaded(
         """
 from django.conf import settings
@@ -81,7 +78,6 @@ from distlocks import db_lock
 with db_lock("a"):
     pass
 """,
-        apps,
     )
     assert not roots(found["all"]) & {*HEAVY}
 

@@ -317,6 +317,7 @@ def test_an_advance_waits_for_the_renewals_that_another_one_began(
     clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads may wait, and so advance the clock, at once."""
+    began = clock.now()
     lease = db_lock("a", ttl=30).acquire()
     backend = locks["default"]
     extend, entered, go_on = backend.extend, threading.Event(), threading.Event()
@@ -339,7 +340,24 @@ def test_an_advance_waits_for_the_renewals_that_another_one_began(
     second.join(20)
     flush_events()
     assert not lease.lost
+    # Nor does the shorter one set the clock back.
+    assert clock.now() >= began + 100
     lease.release()
+
+
+def test_a_clock_advanced_by_many_threads_never_goes_back(clock: FakeClock) -> None:
+    barrier = threading.Barrier(4)
+
+    def advance(number: int) -> bool:
+        barrier.wait(20)
+        seen = [clock.now()]
+        for _ in range(50):
+            clock.advance(number)
+            seen.append(clock.now())
+        return seen == sorted(seen)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(advance, (0.5, 1, 7, 100)))
 
 
 def test_events_are_flushed_or_it_says_so() -> None:

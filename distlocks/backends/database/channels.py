@@ -32,6 +32,10 @@ Row = tuple[Any, ...]
 # passed us to another session, or that no longer fits its table.
 PREPARED_IS_GONE = ("26000", "0A000")
 
+# How often work whose connection broke is done again: a server that restarts ends sessions that
+# have only just begun.
+RESENDS = 2
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
@@ -96,8 +100,8 @@ class Channel(ABC):
     def run(self, work: Callable[[Session], T]) -> T:
         """Do `work` outside any transaction of the caller's, and return what it returns.
 
-        When the connection turns out to be broken, `work` is done once more on a new one: it must
-        be something that may be sent twice.
+        When the connection turns out to be broken, `work` is done again on a new one: it must be
+        something that may be sent several times.
         """
 
     @abstractmethod
@@ -138,15 +142,16 @@ class OwnConnection(Channel):
                 f"thread for {MUTEX_WAIT:g} s."
             )
         try:
-            try:
-                return work(self._usable())
-            except DatabaseError as error:
-                if sqlstate(error) in PREPARED_IS_GONE and self._session is not None:
-                    self._session.prepared = None
-                elif self._is_broken():
-                    self._drop()
-                else:
-                    raise
+            for _ in range(RESENDS):
+                try:
+                    return work(self._usable())
+                except DatabaseError as error:
+                    if sqlstate(error) in PREPARED_IS_GONE and self._session is not None:
+                        self._session.prepared = None
+                    elif self._is_broken():
+                        self._drop()
+                    else:
+                        raise
             return work(self._usable())
         except DatabaseError:
             if self._is_broken():
@@ -244,12 +249,13 @@ class OwnThread(Channel):
     def _do(self, work: Callable[[Session], T]) -> T:
         wrapper = connections[self._alias]
         session = Session(wrapper)
-        try:
-            return work(session)
-        except (OperationalError, InterfaceError):
-            if wrapper.connection is not None and wrapper.is_usable():
-                raise
-            wrapper.close()
+        for _ in range(RESENDS):
+            try:
+                return work(session)
+            except (OperationalError, InterfaceError):
+                if wrapper.connection is not None and wrapper.is_usable():
+                    raise
+                wrapper.close()
         return work(session)
 
     def close(self) -> None:

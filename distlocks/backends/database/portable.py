@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet, Value
-from django.db.models.functions import Greatest, Now
+from django.db.models.functions import Now
 
 from ...claims import EPOCH, MICROSECOND, Extension, Holder, Request, from_us
 from ...models import Lock
@@ -41,7 +41,7 @@ class Portable(Dialect):
         row = self._locks(key=key).first()
         if row is not None and row.expires_at > now and row.owner_id != request.owner_id:
             return Held(_holder(row, now))
-        values = {
+        values: dict[str, Any] = {
             "owner_id": request.owner_id,
             "expires_at": now + request.hold_us,
             "host": request.host,
@@ -57,10 +57,14 @@ class Portable(Dialect):
             if mine.update(expires_at=now + request.hold_us):
                 return Taken(fencing_token=row.fencing_token, acquired_us=row.acquired_at)
             return Held(None)
-        taken = self._locks(key=key, expires_at__lte=now).update(
-            **values,
-            acquired_at=now,
-            fencing_token=Greatest(F("fencing_token") + 1, Value(now)),
+        # max(stored + 1, now), as two conditional updates: GREATEST() of a column and a parameter
+        # takes the wrong one where the driver binds parameters on the server.
+        free = self._locks(key=key, expires_at__lte=now)
+        values["acquired_at"] = now
+        taken = free.filter(fencing_token__lt=now).update(
+            **values, fencing_token=now
+        ) or free.filter(fencing_token__gte=now).update(
+            **values, fencing_token=F("fencing_token") + 1
         )
         if not taken:
             return Held(None)
@@ -105,11 +109,12 @@ class Portable(Dialect):
                 mine = self._locks(
                     key=key, owner_id=grant.owner_id, fencing_token=token, expires_at__gt=now
                 )
-                if mine.update(
-                    expires_at=Greatest(
-                        Value(now + extension.ttl_us), F("acquired_at") + Value(grant.min_hold_us)
-                    )
-                ):
+                # max(now + ttl, acquired + minimum hold); see acquire().
+                until = now + extension.ttl_us
+                cooling = until - grant.min_hold_us
+                if mine.filter(acquired_at__lte=cooling).update(expires_at=until) or mine.filter(
+                    acquired_at__gt=cooling
+                ).update(expires_at=F("acquired_at") + Value(grant.min_hold_us)):
                     extended.add((key, grant.owner_id))
         return extended, set()
 

@@ -24,6 +24,9 @@ from distlocks.testing import FakeClock, fake_clock, flush_events
 STORES = ("memory", "sqlite", "portable_sqlite", "postgres", "portable_postgres")
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
+# One of each kind, for what takes long and does not depend on the statements: with a connection of
+# its own to either database, and through the ORM.
+KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres")
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 

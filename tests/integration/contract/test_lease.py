@@ -306,7 +306,7 @@ class TestRenewal:
         assert not any(lease.lost for lease in leases)
         assert all(lease.release() for lease in leases)
 
-    @for_stores(("memory", "sqlite", "postgres"))
+    @for_stores(("memory", "postgres"))
     def test_it_goes_on_in_real_time(
         self, store: Store, key: str, start: Callable[..., Future[Any]]
     ) -> None:

@@ -15,6 +15,7 @@ from django.db.backends.signals import connection_created
 
 from distlocks import Lease, LeaseLost, db_lock, locks, renewal
 from distlocks.renewal import renewer
+from distlocks.testing import flush_events
 from tests.waiting import eventually
 
 
@@ -36,6 +37,7 @@ def hold(alias: str, *keys: str, **options: Any) -> None:
             case "lost?":
                 say("lost" if lease.lost else "kept")
             case "told?":
+                flush_events()
                 say("told" if lost else "not told")
             case "end":
                 return
@@ -67,15 +69,11 @@ def wait_when_told(alias: str, key: str, **options: Any) -> None:
 
 
 def try_each(alias: str, keys: list[str]) -> list[str]:
-    """Try each key once, when told to begin; the keys that were had."""
-    had = []
-    db_lock(f"{keys[0]}:warm:{os.getpid()}", backend=alias).acquire().release()
+    """Try each key once, when told to begin; those that were had."""
+    db_lock(f"{keys[0]}:warm", backend=alias, timeout=0).acquire().release()
     say("ready")
     input()
-    for key in keys:
-        if db_lock(key, backend=alias, timeout=0).try_acquire():
-            had.append(key)
-    return had
+    return [key for key in keys if db_lock(key, backend=alias, timeout=0).try_acquire()]
 
 
 def die_at_every_statement(alias: str, key: str) -> dict[int, int]:
@@ -239,7 +237,7 @@ def end_while_holding(alias: str, key: str) -> None:
     threading.Thread(target=lambda: asyncio.run(wait_on_loop()), daemon=True).start()
     together.wait()
     db_lock(key, backend=alias, timeout=0.1).try_acquire()
-    atexit.register(threading.Event().wait, 0.6)
+    atexit.register(threading.Event().wait, 0.45)
 
 
 def end_while_the_store_hangs(alias: str, key: str) -> None:
@@ -253,13 +251,6 @@ def end_while_the_store_hangs(alias: str, key: str) -> None:
     input()
     # All of them ask the store now and then.
     threading.Event().wait(0.7)
-
-
-def end_in_block(alias: str, key: str) -> None:
-    """End the interpreter from inside a block."""
-    with db_lock(key, backend=alias, ttl=30):
-        say("inside")
-        sys.exit(0)
 
 
 def fork_while_holding(alias: str, key: str) -> dict[str, Any]:
@@ -401,42 +392,35 @@ def fork_during_renewal(alias: str, key: str) -> dict[str, Any]:
         return {"child": code, "kept": not lease.lost}
 
 
-def lose_with_a_callback_that_exits() -> list[str]:
-    """Lose two leases one after the other; the callback of the first calls sys.exit()."""
-    told = []
+def go_on_after_code_that_exits() -> dict[str, bool]:
+    """Whether callbacks are called, and leases renewed, after a callback and a store have called
+    sys.exit() in the threads that do so.
+    """
+    backend: Any = locks["memory"]
+    really_extend = backend.extend
+    called, failed = threading.Event(), threading.Event()
 
-    def exit_at_once(lease: Lease) -> None:
-        told.append("first")
+    def exit_in_callback(lease: Lease) -> None:
         sys.exit(1)
 
-    for on_lost in (exit_at_once, lambda lease: told.append("second")):
-        lease = db_lock("key", backend="memory", ttl=1, on_lost=on_lost).acquire()
-        locks["memory"].force_release("key")
-        eventually(lambda lease=lease: lease.lost)  # type: ignore[misc]
-    with suppress(AssertionError):
-        eventually(lambda: "second" in told, within=2)
-    return told
-
-
-def renew_after_a_store_that_exits() -> bool:
-    """Whether a lease is renewed after the store called sys.exit() in another one's renewal."""
-    backend = locks["memory"]
-    real = backend.extend
-    failed = threading.Event()
-
-    def exit_at_once(extensions: Any) -> Any:
-        backend.extend = real  # type: ignore[method-assign]
+    def exit_in_store(extensions: Any) -> Any:
+        backend.extend = really_extend
         failed.set()
         sys.exit(1)
 
-    backend.extend = exit_at_once  # type: ignore[method-assign]
-    db_lock("key", backend="memory", ttl=1).acquire()
+    first = db_lock("first", backend="memory", ttl=1, on_lost=exit_in_callback).acquire()
+    second = db_lock("second", backend="memory", ttl=1, on_lost=lambda lease: called.set())
+    for lease in (first, second.acquire()):
+        backend.force_release(lease.keys[0])
+        eventually(lambda lease=lease: lease.lost)  # type: ignore[misc]
+    backend.extend = exit_in_store
+    db_lock("third", backend="memory", ttl=1).acquire()
     failed.wait(5)
-    lease = db_lock("next", backend="memory", ttl=1).acquire()
-    first = lease.deadline
+    fourth = db_lock("fourth", backend="memory", ttl=1).acquire()
+    deadline = fourth.deadline
     with suppress(AssertionError):
-        eventually(lambda: lease.deadline > first, within=2)
-    return lease.deadline > first
+        eventually(lambda: fourth.deadline > deadline, within=2)
+    return {"called": called.wait(2), "renewed": fourth.deadline > deadline}
 
 
 def renew_after_the_renewer_ended() -> bool:

@@ -15,8 +15,8 @@ from distlocks.claims import Grant
 from distlocks.recording import recorder
 from distlocks.testing import FakeClock
 from tests.integration.contract.stores import (
+    KINDS_OF_SHARED_STORES,
     POSTGRES_STORES,
-    SHARED_STORES,
     STORES,
     Gate,
     Store,
@@ -418,7 +418,7 @@ class TestInterruptedThread:
         eventually(lambda: store.is_free(key), within=3)
 
 
-@for_stores(SHARED_STORES)
+@for_stores(KINDS_OF_SHARED_STORES)
 class TestInterruptedProcess:
     """Ctrl-C in a terminal, or a supervisor that sends SIGINT."""
 

@@ -1,25 +1,22 @@
 """A process ends while it holds, renews and waits: quietly, and at once."""
 
-from tests.integration.contract.stores import POSTGRES_STORES, SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    KINDS_OF_SHARED_STORES,
+    POSTGRES_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import roles
 from tests.servers.children import Spawner
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 
 
+@for_stores(("memory", *KINDS_OF_SHARED_STORES))
 def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
     child = spawn(roles.end_while_holding, store.alias, key)
     assert child.wait(timeout=15) == 0
     assert child.errors == ""
-
-
-@for_stores(SHARED_STORES)
-def test_a_block_is_left_as_usual(store: Store, key: str, spawn: Spawner) -> None:
-    child = spawn(roles.end_in_block, store.alias, key)
-    child.expect("inside")
-    assert child.wait(timeout=15) == 0
-    assert child.errors == ""
-    assert store.is_free(key)
 
 
 @for_stores(POSTGRES_STORES)

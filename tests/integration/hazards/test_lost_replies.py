@@ -15,8 +15,8 @@ from tests.integration.hazards.proxied import Proxied
 from tests.waiting import eventually, eventually_on_loop
 
 # Shorter than the leases of the tests, longer than all retries before.
-BEFORE_EXPIRY = 6.0
-TTL = 10
+BEFORE_EXPIRY = 3.0
+TTL = 5
 
 
 def was_freed(store: Store, key: str) -> bool:

@@ -14,10 +14,15 @@ from distlocks.backends.wakeups import Ticket
 from distlocks.clock import lease_now
 from distlocks.testing import FakeClock
 from tests.factories import now_us
-from tests.integration.contract.stores import SHARED_STORES, SQLITE_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    KINDS_OF_SHARED_STORES,
+    SQLITE_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import roles
 from tests.integration.hazards.proxied import Proxied
-from tests.servers.children import Child, Spawner
+from tests.servers.children import Spawner
 from tests.waiting import eventually
 
 # Far less than a sleeper would sleep that has missed its wake-up beside a lease of 30 s.
@@ -60,7 +65,7 @@ class TestReleaseBeforeTheSleep:
         assert lease.waited < SOON
         assert await lease.arelease()
 
-    @for_stores(SHARED_STORES)
+    @for_stores(KINDS_OF_SHARED_STORES)
     def test_when_another_process_releases_it_at_the_last_moment(
         self, store: Store, key: str, spawn: Spawner, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -85,35 +90,23 @@ class TestReleaseBeforeTheSleep:
         child.result()
 
 
-@for_stores(SHARED_STORES)
-class TestOtherProcesses:
-    def waiting(self, spawn: Spawner, store: Store, key: str) -> Child:
-        child = spawn(roles.wait, store.alias, key, timeout=60)
+@for_stores(KINDS_OF_SHARED_STORES)
+def test_a_waiter_that_is_killed_is_in_nobodys_way(store: Store, key: str, spawn: Spawner) -> None:
+    """It was there first; the process that came after it is woken by the release all the same."""
+    holder = store.hold(key)
+    first = spawn(roles.wait, store.alias, key, timeout=60)
+    second = spawn(roles.wait, store.alias, key, timeout=60)
+    for child in (first, second):
         child.expect("waiting")
-        return child
-
-    def test_a_release_reaches_them(self, store: Store, key: str, spawn: Spawner) -> None:
-        holder = store.hold(key)
-        child = self.waiting(spawn, store, key)
-        assert holder.release() is True
-        heir = child.readline(timeout=SOON)
-        assert heir == f"had by {store.owner(key)}"
-        child.send()
-        child.result()
-        assert store.is_free(key)
-
-    def test_a_waiter_that_is_killed_is_in_nobodys_way(
-        self, store: Store, key: str, spawn: Spawner, start: Callable[..., Future[Any]]
-    ) -> None:
-        """It was there first; whoever comes after it does not wait for the dead."""
-        holder = store.hold(key)
-        first = self.waiting(spawn, store, key)
-        second = start(store.lock(key, timeout=60).acquire)
-        first.kill()
-        assert holder.release() is True
-        lease = second.result(SOON)
-        assert lease.release() is True
-        assert store.lock(key, timeout=0).acquire().release() is True
+    first.kill()
+    assert holder.release() is True
+    line = second.readline(timeout=SOON)
+    while line == "waiting":
+        line = second.readline(timeout=SOON)
+    assert line == f"had by {store.owner(key)}"
+    second.send()
+    second.result()
+    assert store.is_free(key)
 
 
 class TestAnnouncements:
