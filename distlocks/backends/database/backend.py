@@ -19,7 +19,7 @@ from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
 from ..base import BaseBackend
 from ..offload import offload
-from .channels import Channel, Session, sqlstate, unavailable
+from .channels import Channel, NotAll, Session, sqlstate, unavailable
 from .dialect import BUSY, Dialect, Held, Taken
 from .sleepers import Sleepers
 
@@ -190,7 +190,7 @@ class DatabaseBackend(BaseBackend):
         else:
             try:
                 self.dialect.all_or_none(session, lambda: self._take_all(session, request, answers))
-            except _NotAll:
+            except NotAll:
                 pass
             except DatabaseError as error:
                 if session.in_callers_transaction or not self.dialect.is_busy(error):
@@ -215,7 +215,7 @@ class DatabaseBackend(BaseBackend):
         for key in request.keys:
             answers.append(self._take(session, key, request))
             if isinstance(answers[-1], Held):
-                raise _NotAll
+                raise NotAll
 
     def _take(self, session: Session, key: str, request: Request) -> Taken | Held:
         try:
@@ -395,10 +395,6 @@ class DatabaseBackend(BaseBackend):
         for name in ("_sleepers", "_channel", "_renewal_channel"):
             if name in self.__dict__:
                 self.__dict__[name].close()
-
-
-class _NotAll(Exception):
-    """A key of several is taken: undo the others."""
 
 
 def is_in_memory(wrapper: Any) -> bool:

@@ -26,6 +26,12 @@ from ...threads import JobThreads
 from ..offload import submit
 
 T = TypeVar("T")
+
+
+class NotAll(Exception):
+    """A key of several is taken: undo the others. Raised by work on purpose."""
+
+
 Row = tuple[Any, ...]
 
 # SQLSTATEs of a prepared statement that the server does not know, because a pooling proxy has
@@ -158,8 +164,9 @@ class OwnConnection(Channel):
                 self._drop()
             raise
         except BaseException as error:
-            # Interrupted between a statement and its answer, the connection cannot be trusted.
-            if not isinstance(error, Exception):
+            # Interrupted between a statement and its answer, by a signal's handler or a time limit,
+            # the connection cannot be trusted.
+            if not isinstance(error, DatabaseError | InterfaceError | NotAll):
                 self._drop()
             raise
         finally:

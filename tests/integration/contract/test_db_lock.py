@@ -153,10 +153,10 @@ class TestByHand:
         with pytest.raises(ValueError, match="MAX_TTL"):
             store.lock(key, ttl=10).acquire()
 
-    @pytest.mark.parametrize("ttl", [0, 0.5, -1, 31, timedelta(minutes=1)])
-    def test_a_ttl_out_of_bounds_is_refused(self, store: Store, key: str, ttl: Any) -> None:
-        with pytest.raises(ValueError, match="ttl"):
-            store.lock(key, ttl=ttl, timeout=0).acquire()
+    def test_a_ttl_out_of_bounds_is_refused(self, store: Store, key: str) -> None:
+        for ttl in (0, 0.5, -1, 31, timedelta(minutes=1)):
+            with pytest.raises(ValueError, match="ttl"):
+                store.lock(key, ttl=ttl, timeout=0).acquire()
         assert store.is_free(key)
 
     def test_an_unknown_alias_is_a_wrong_setting(self, databases: None, key: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distlocks import LeaseLost, LockTimeout
-from tests.integration.contract.stores import Store
+from tests.integration.contract.stores import Store, for_stores
 
 
 class TestKeys:
@@ -83,6 +83,7 @@ class TestKeys:
 
         assert nest(0) == 3
 
+    @for_stores(("memory",))
     def test_a_key_that_is_none_when_called_is_refused(self, store: Store, key: str) -> None:
         ran = []
 
@@ -95,6 +96,7 @@ class TestKeys:
                 work(wrong)
         assert ran == []
 
+    @for_stores(("memory",))
     def test_an_argument_that_there_is_not_is_refused_when_decorating(
         self, store: Store, key: str
     ) -> None:
@@ -107,6 +109,7 @@ class TestKeys:
         with pytest.raises(ValueError, match=r"argument"):
             store.lock(key + ":{}")(work)
 
+    @for_stores(("memory",))
     def test_wrong_arguments_are_the_callers_error(self, store: Store, key: str) -> None:
         @store.lock(key + ":{order}", timeout=0)
         def work(order: int) -> None: ...
@@ -278,12 +281,14 @@ class TestOnHeld:
         with pytest.raises(LockTimeout):
             work()
 
+    @for_stores(("memory",))
     @pytest.mark.parametrize("on_held", ["ignore", None, 1])
     def test_anything_else_is_refused(self, store: Store, key: str, on_held: Any) -> None:
         with pytest.raises(ValueError, match="on_held"):
             store.lock(key, on_held=on_held)
 
 
+@for_stores(("memory",))
 class TestRefused:
     def test_generators(self, store: Store, key: str) -> None:
         def generate() -> Iterator[int]:

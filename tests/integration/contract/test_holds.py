@@ -9,7 +9,7 @@ import pytest
 from distlocks import LeaseLost, LockTimeout
 from distlocks.claims import Denial, Extension, to_us
 from distlocks.testing import FakeClock
-from tests.integration.contract.stores import Store
+from tests.integration.contract.stores import Store, for_stores
 
 
 class TestMinHold:
@@ -188,6 +188,7 @@ class TestMetadata:
         assert holder is not None
         assert (holder.metadata, holder.label) == ({}, "")
 
+    @for_stores(("memory",))
     @pytest.mark.parametrize(
         ("metadata", "error"),
         [
@@ -218,6 +219,7 @@ class TestLabel:
         assert holder.label == label
         assert label in str(holder)
 
+    @for_stores(("memory",))
     @pytest.mark.parametrize("label", ["x" * 201, "a\nb", "a\ud800b"])
     def test_what_no_store_can_keep_is_refused(self, store: Store, key: str, label: str) -> None:
         with pytest.raises(ValueError, match="label"):

@@ -8,7 +8,7 @@ from pytest_django.fixtures import Settings
 
 from distlocks import LockTimeout
 from distlocks.testing import flush_events
-from tests.integration.contract.stores import Store
+from tests.integration.contract.stores import Store, for_stores
 
 # Each pair differs in what a store's collation or normalisation might forget.
 ALIKE = {
@@ -32,31 +32,31 @@ ALIKE = {
 }
 
 
-@pytest.mark.parametrize("pair", ALIKE.values(), ids=ALIKE)
-def test_two_keys_are_two_locks_however_alike(
-    store: Store, key: str, pair: tuple[str, str]
-) -> None:
-    one, other = (f"{suffix}\u2063{key[-32:]}\u2063{suffix}" for suffix in pair)
-    first = store.hold(one)
-    second = store.hold(other)
-    assert store.holder(one).owner_id == first.owner_id
-    assert store.holder(other).owner_id == second.owner_id
-    for taken in (one, other):
+def test_two_keys_are_two_locks_however_alike(store: Store, key: str) -> None:
+    for what, pair in ALIKE.items():
+        one, other = (f"{suffix}\u2063{key[-32:]}\u2063{suffix}" for suffix in pair)
+        first = store.hold(one)
+        second = store.hold(other)
+        assert store.owner(one) == first.owner_id, what
+        assert store.owner(other) == second.owner_id, what
         with pytest.raises(LockTimeout) as denied:
-            store.lock(taken, timeout=0).acquire()
-        assert denied.value.holders[0].key == taken
+            store.lock(other, timeout=0).acquire()
+        assert denied.value.holders[0].key == other
+        assert first.release(), what
+        assert store.is_free(one), what
+        assert store.owner(other) == second.owner_id, what
 
 
-@pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f512", "'", '"', "\\", "%"])
-def test_the_longest_keys_are_kept_whole(store: Store, key: str, character: str) -> None:
-    start = key[-32:]
-    one = start + character * (200 - len(start))
-    other = one[:-1] + "y"
-    first, second = store.hold(one), store.hold(other)
-    assert first.keys == (one,)
-    assert {h.key for h in store.backend.holders(start)} == {one, other}
-    assert second.release()
-    assert store.holder(one) is not None
+def test_the_longest_keys_are_kept_whole(store: Store, key: str) -> None:
+    for character in ("x", "\u00e9", "\U0001f512", "'", '"', "\\", "%"):
+        start = key[-32:] + character
+        one = start + character * (200 - len(start))
+        other = one[:-1] + "y"
+        first, second = store.hold(one), store.hold(other)
+        assert first.keys == (one,)
+        assert {holder.key for holder in store.backend.holders(start)} == {one, other}
+        assert second.release()
+        assert store.owner(one) == first.owner_id
 
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
@@ -71,6 +71,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 }
 
 
+@for_stores(("memory",))
 @pytest.mark.parametrize(("key", "error", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_key_is_refused_with_the_way_out(
     store: Store, key: Any, error: type[Exception], message: str
@@ -79,6 +80,7 @@ def test_what_is_no_key_is_refused_with_the_way_out(
         store.lock(key)
 
 
+@for_stores(("memory",))
 def test_no_key_at_all_is_refused(store: Store) -> None:
     with pytest.raises(TypeError, match="at least one key"):
         store.lock()

@@ -297,15 +297,14 @@ class TestHolders:
         store.grant(key)
         assert key in [one.key for one in store.backend.holders()]
 
-    @pytest.mark.parametrize("prefix", ["50%", "a_b", "a\\b", "*", "[ab]", "A:", "é"])
-    def test_a_prefix_is_taken_as_it_stands(self, store: Store, key: str, prefix: str) -> None:
+    def test_a_prefix_is_taken_as_it_stands(self, store: Store, key: str) -> None:
         """Nothing in it is a wild card, and case and accents count."""
-        lookalikes = ["50 apples", "axb", "a/b", "anything", "a", "a:", "e\u0301"]
-        wanted = f"{key}{prefix}!"
-        store.grant(wanted)
-        for name in lookalikes:
+        for name in ("50 apples", "axb", "a/b", "anything", "a", "a:", "e\u0301"):
             store.grant(f"{key}{name}!")
-        assert [one.key for one in store.backend.holders(f"{key}{prefix}")] == [wanted]
+        for prefix in ("50%", "a_b", "a\\b", "*", "[ab]", "A:", "é"):
+            wanted = f"{key}{prefix}!"
+            store.grant(wanted)
+            assert [one.key for one in store.backend.holders(f"{key}{prefix}")] == [wanted]
 
     def test_the_last_holder_of_a_key_that_is_cooling_down(self, store: Store, key: str) -> None:
         store.backend.release(store.grant(key, min_hold=20, host="web-3", label="nightly"))

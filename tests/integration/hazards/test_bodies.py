@@ -8,13 +8,14 @@ import pytest
 from distlocks import BackendUnavailable, Lease, LeaseLost, LockTimeout
 from distlocks.claims import Extended, Grant
 from distlocks.testing import FakeClock
-from tests.integration.contract.stores import Gate, Store
+from tests.integration.contract.stores import Gate, Store, for_stores
 from tests.waiting import eventually, eventually_on_loop
 
 ERRORS = [RuntimeError("own"), KeyboardInterrupt(), SystemExit(3), GeneratorExit(), TimeoutError()]
 
 
 class TestErrorInTheBody:
+    @for_stores(("memory", "sqlite", "postgres"))
     @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
     def test_it_is_what_the_caller_sees_and_the_lock_is_released(
         self, store: Store, key: str, error: BaseException
