@@ -1,7 +1,7 @@
 """The stores of the contract, and what tests do to them behind the library's back."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -30,8 +30,10 @@ KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres")
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
-# `@for_stores(SHARED_STORES)`: the test runs on these only.
-for_stores = lambda aliases: pytest.mark.parametrize("store", aliases, indirect=True)  # noqa: E731
+
+def for_stores(aliases: Sequence[str]) -> pytest.MarkDecorator:
+    """`@for_stores(SHARED_STORES)`: the test runs on these only."""
+    return pytest.mark.parametrize("store", aliases, indirect=True)
 
 
 class StoreClock(clock.Clock):

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from distlocks.claims import Denial, Extension, Grant, to_us
-from tests.integration.contract.stores import Store
+from distlocks.models import Lock
+from tests.factories import LockFactory
+from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
 
 
 def extension(grant: Grant, ttl: float = 30) -> Extension:
@@ -448,3 +450,49 @@ class TestAsyncTwins:
         assert isinstance(await store.backend.atry_acquire(request), Grant)
         await store.backend.aabandon(request)
         assert store.is_free(key)
+
+
+@for_stores(SHARED_STORES)
+class TestRows:
+    """What the store makes of rows in each of the states that they can be in."""
+
+    def test_a_held_one_is_denied(self, store: Store) -> None:
+        row = store.aside(lambda: LockFactory(using=store.using, label="nightly"))
+        denial = store.backend.try_acquire(store.request(row.key))
+        assert isinstance(denial, Denial)
+        assert denial.holder is not None
+        assert (denial.holder.owner_id, denial.holder.label) == (row.owner_id, "nightly")
+
+    def test_a_cooling_one_is_denied(self, store: Store) -> None:
+        row = store.aside(lambda: LockFactory(using=store.using, cooling=True))
+        denial = store.backend.try_acquire(store.request(row.key))
+        assert isinstance(denial, Denial)
+        assert denial.holder is not None
+        assert denial.holder.cooling_down
+
+    @pytest.mark.parametrize("state", ["expired", "free"])
+    def test_an_expired_and_a_free_one_are_granted(self, store: Store, state: str) -> None:
+        row = store.aside(lambda: LockFactory(using=store.using, **{state: True}))
+        assert store.is_free(row.key)
+        (token,) = store.grant(row.key).fencing_tokens
+        assert token > row.fencing_token
+
+    def test_what_they_are_is_what_the_manager_says(self, store: Store) -> None:
+        """By the clock of the store's server."""
+
+        def named() -> dict[str, set[str]]:
+            rows = {
+                state: LockFactory(using=store.using, **{state: True}).key
+                for state in ("held", "cooling", "expired", "free")
+            }
+            every = Lock.objects.using(store.using).filter(key__in=rows.values())
+            return {
+                verb: {name for name, key in rows.items() if getattr(every, verb)().filter(key=key)}
+                for verb in ("held", "taken", "expired")
+            }
+
+        assert store.aside(named) == {
+            "held": {"held"},
+            "taken": {"held", "cooling"},
+            "expired": {"expired"},
+        }

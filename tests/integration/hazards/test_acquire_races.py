@@ -94,6 +94,8 @@ class TestNonBlockingTries:
 
 
 class TestSeveralKeys:
+    """Two that want the same keys, each having the one that the other waits for."""
+
     def test_in_whatever_order_they_are_named_nobody_waits_for_ever(
         self, store: Store, key: str, start: Callable[..., Future[Any]]
     ) -> None:

@@ -15,6 +15,8 @@ ERRORS = [RuntimeError("own"), KeyboardInterrupt(), SystemExit(3), GeneratorExit
 
 
 class TestErrorInTheBody:
+    """An error in the body that the end of the block hides, or after which the lock stays held."""
+
     @for_stores(("memory", "sqlite", "postgres"))
     @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
     def test_it_is_what_the_caller_sees_and_the_lock_is_released(
@@ -104,6 +106,8 @@ class TestErrorInTheBody:
 
 
 class TestReleaseThatFails:
+    """A release that fails makes finished work look failed, or leaves the lock behind for ever."""
+
     def test_does_not_fail_a_block_that_went_well(
         self, store: Store, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

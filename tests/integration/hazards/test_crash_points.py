@@ -1,7 +1,7 @@
 """A process dies in the middle of an acquire: what it leaves behind expires."""
 
 from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
-from tests.integration.hazards import roles
+from tests.integration.hazards import endings
 from tests.servers.children import Spawner
 
 
@@ -10,7 +10,7 @@ def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
     store: Store, key: str, spawn: Spawner
 ) -> None:
     """Killed before and after each statement, it holds all its keys for one ttl, or none."""
-    by_count = spawn(roles.die_at_every_statement, store.alias, key).result()
+    by_count = spawn(endings.die_at_every_statement, store.alias, key).result()
     for count, killed in by_count.items():
         assert killed > 1
         asked = [

@@ -19,6 +19,8 @@ SECOND = 1_000_000
 
 @for_stores(KINDS_OF_SHARED_STORES)
 class TestKilledHolder:
+    """A process is killed while it holds: those who wait must not wait for longer than its lease."""
+
     def test_who_waits_has_the_key_soon_after_its_expiry(
         self, store: Store, key: str, spawn: Spawner, start: Callable[..., Future[Any]]
     ) -> None:
@@ -68,6 +70,8 @@ class TestExpiredHolder:
 
 
 class TestRepeatedRenewal:
+    """Renewals that add up, or that make a lease immortal."""
+
     def test_the_time_left_never_grows_beyond_the_ttl(
         self, store: Store, key: str, moved_clock: FakeClock
     ) -> None:

@@ -1,7 +1,7 @@
 """A process forks while it holds locks: they stay its own."""
 
 from tests.integration.contract.stores import POSTGRES_STORES, SHARED_STORES, Store, for_stores
-from tests.integration.hazards import roles
+from tests.integration.hazards import endings
 from tests.servers.children import Spawner
 
 
@@ -12,7 +12,7 @@ def test_the_child_owns_nothing_and_its_end_harms_nobody(
     """The parent's lease is kept and renewed while the child looks at it, releases it, collects
     its garbage and exits; the child can take and renew locks of its own.
     """
-    child = spawn(roles.fork_while_holding, store.alias, key)
+    child = spawn(endings.fork_while_holding, store.alias, key)
     found = child.result()
     assert found["child"].pop("check").endswith("from which this one was forked.")
     assert found["child"].pop("extend").endswith("from which this one was forked.")
@@ -51,7 +51,7 @@ def test_a_renewal_that_is_just_under_way_is_no_trap(
 
     What SQLite has locked in the parent would count as locked in the child for ever.
     """
-    child = spawn(roles.fork_during_renewal, store.alias, key)
+    child = spawn(endings.fork_during_renewal, store.alias, key)
     assert child.result() == {"child": 0, "kept": True}
     assert child.errors == ""
 
@@ -60,7 +60,7 @@ def test_a_renewal_that_is_just_under_way_is_no_trap(
 @for_stores(POSTGRES_STORES)
 def test_no_moment_is_a_bad_one(store: Store, key: str, spawn: Spawner) -> None:
     """Other threads are in the middle of what they do with locks; the child can use its own."""
-    child = spawn(roles.fork_at_any_moment, store.alias, key)
+    child = spawn(endings.fork_at_any_moment, store.alias, key)
     assert set(child.result()) == {0}
     assert child.errors == ""
     assert store.backend.holders(f"{key}:") == []

@@ -25,6 +25,8 @@ def was_freed(store: Store, key: str) -> bool:
 
 
 class TestLostGrant:
+    """The store has granted the lock, and its asker takes itself for a rival, or gives up."""
+
     @for_stores(POSTGRES_STORES)
     def test_who_asks_again_finds_itself_and_not_a_rival(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
@@ -114,6 +116,8 @@ class TestLostGrant:
 
 
 class TestLostRelease:
+    """The store has freed the lock, and a second release takes it from the next holder."""
+
     @for_stores(POSTGRES_STORES)
     def test_sent_again_it_leaves_the_next_holder_alone(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
@@ -172,6 +176,8 @@ class TestLostRelease:
 
 
 class TestFailedRelease:
+    """A release fails, and the lease has forgotten what it had."""
+
     @for_stores(POSTGRES_STORES)
     def test_the_lease_still_knows_its_owner_and_a_second_release_succeeds(
         self, store: Store, proxied: Proxied, key: str
@@ -210,6 +216,8 @@ class TestFailedRelease:
 
 @for_stores(POSTGRES_STORES)
 class TestLostExtension:
+    """The store has extended the lease, and its holder does not know."""
+
     def test_it_is_sent_again_and_the_lease_goes_on(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
     ) -> None:
@@ -288,6 +296,8 @@ class TestKilledSessions:
 
 @for_stores(POSTGRES_STORES)
 class TestNoStore:
+    """The store is away altogether."""
+
     def test_nothing_runs_and_the_error_says_which_database(
         self, proxied: Proxied, key: str
     ) -> None:

@@ -124,6 +124,7 @@ class TestLookalike:
 
 @for_stores(KINDS_OF_SHARED_STORES)
 def test_two_processes_are_two_owners(store: Store, key: str, spawn: Spawner) -> None:
+    """Also two of one host, which the store might take for one client."""
     child = spawn(roles.hold, store.alias, key)
     theirs = child.readline()
     mine = store.hold(f"{key}:mine")

@@ -30,6 +30,8 @@ from tests.waiting import eventually
 
 
 class TestFailingRenewal:
+    """A renewal fails: not a reason to give up before the deadline, nor to go on after it."""
+
     def test_one_error_is_made_up_for(
         self,
         store: Store,
@@ -254,6 +256,8 @@ class TestHungRenewal:
 
 
 class TestReleaseMeetsRenewal:
+    """A release overtakes a renewal: the lock must not come back."""
+
     @pytest.fixture
     def mover(
         self, moved_clock: FakeClock, start: Callable[..., Future[Any]]

@@ -20,6 +20,8 @@ CROWD = 8
 
 
 class TestOwners:
+    """A process is not an owner, and neither is a thread or a task: each acquire is."""
+
     def test_threads_exclude_each_other(self, store: Store, key: str, start: Start) -> None:
         mine = store.hold(key)
         lock = store.lock(key, timeout=0)
@@ -105,6 +107,8 @@ class TestHandOver:
 
 
 class TestBlocks:
+    """Many threads or tasks are in blocks of one lock object, and leave each its own."""
+
     def test_one_lock_object_serves_many_threads(
         self, store: Store, key: str, start: Start
     ) -> None:
@@ -225,6 +229,8 @@ class TestBlocks:
 
 
 class TestDecoratedFunctions:
+    """Calls of one decorated function must not share a lease."""
+
     def test_called_by_many_threads_each_call_has_its_own_lease(
         self, store: Store, key: str, start: Start
     ) -> None:
@@ -294,6 +300,8 @@ class TestDecoratedFunctions:
 
 
 class TestMixedWorlds:
+    """Sync and async code in one process must not block each other."""
+
     async def test_a_sync_waiter_does_not_keep_an_async_holder_from_releasing(
         self, store: Store, key: str
     ) -> None:

@@ -167,6 +167,8 @@ class TestAnnouncements:
 
 
 class TestLostRaces:
+    """Somebody else is faster than who was woken."""
+
     def test_who_is_woken_and_comes_too_late_waits_for_the_rest_of_its_time_only(
         self, store: Store, key: str, moved_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -223,6 +225,8 @@ class TestLostRaces:
 
 
 class TestTheEndOfTheWait:
+    """A wait that ends too early, too late, or without a last look."""
+
     def test_there_is_a_last_try_at_it(
         self, store: Store, key: str, moved_clock: FakeClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
