@@ -19,7 +19,7 @@ from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
 from ..base import BaseBackend
 from ..offload import offload
-from .channels import Channel, NotAll, Session, sqlstate, unavailable
+from .channels import Channel, NotAll, Session, error_code, unavailable
 from .dialect import BUSY, Dialect, Held, Taken
 from .sleepers import Sleepers
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DIALECTS = ("auto", "portable")
-# SQLSTATEs after which the same statement, sent again, finds its way: a serialization failure and
-# a deadlock.
-TRY_AGAIN = ("40001", "40P01")
+# Errors after which the same statement, sent again, finds its way: a serialization failure and a
+# deadlock, on PostgreSQL; a deadlock and a changed record, on MariaDB and MySQL.
+TRY_AGAIN = ("40001", "40P01", 1213, 1020)
 # How long a release tries to get hold of a row that other statements have in their hands.
 ROW_BUSY_PATIENCE = 5.0
 
@@ -104,6 +104,11 @@ class DatabaseBackend(BaseBackend):
 
                 if SUPPORTED:
                     return SQLite(self.using, table)
+            if wrapper.vendor == "mysql":
+                from .mariadb import MariaDB, is_supported
+
+                if is_supported(wrapper):
+                    return MariaDB(self.using, table)
         from .portable import Portable
 
         return Portable(self.using, table)
@@ -157,7 +162,7 @@ class DatabaseBackend(BaseBackend):
             try:
                 return channel.run(work)
             except DatabaseError as error:
-                if sqlstate(error) not in TRY_AGAIN:
+                if error_code(error) not in TRY_AGAIN:
                     raise
 
     def _in_transaction(self, session: Session, work: Callable[[Session], T]) -> T:

@@ -76,6 +76,12 @@ class Session:
             self._cursor = self.wrapper.cursor()
         return self._execute(self._cursor, sql, params)
 
+    def count(self, sql: str, params: dict[str, Any]) -> int:
+        """Execute `sql`; how many rows it matched."""
+        with self.wrapper.cursor() as cursor:
+            cursor.execute(sql, params)
+            return int(cursor.rowcount)
+
     @staticmethod
     def _execute(cursor: Any, sql: str, params: Any) -> list[Row]:
         cursor.execute(sql, params)
@@ -152,7 +158,7 @@ class OwnConnection(Channel):
                 try:
                     return work(self._usable())
                 except DatabaseError as error:
-                    if sqlstate(error) in PREPARED_IS_GONE and self._session is not None:
+                    if error_code(error) in PREPARED_IS_GONE and self._session is not None:
                         self._session.prepared = None
                     elif self._is_broken():
                         self._drop()
@@ -270,12 +276,16 @@ class OwnThread(Channel):
         self._thread.close()
 
 
-def sqlstate(error: object) -> str:
-    """The SQLSTATE of a database error, through whatever wraps it; or ''."""
+def error_code(error: object) -> str | int:
+    """The SQLSTATE of a database error, or the number where the driver has no SQLSTATE, through
+    whatever wraps it; or ''."""
     while error is not None:
-        state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-        if state:
-            return str(state)
+        code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+        if code:
+            return str(code)
+        args = getattr(error, "args", ())
+        if args and isinstance(args[0], int):
+            return args[0]
         error = getattr(error, "__cause__", None)
     return ""
 

@@ -12,7 +12,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT
-from .channels import OwnConnection, Row, Session, sqlstate
+from .channels import OwnConnection, Row, Session, error_code
 from .dialect import (
     HOLDER_COLUMNS,
     MARK_US,
@@ -210,7 +210,7 @@ class Statement:
             try:
                 session.execute(self.prepare)
             except DatabaseError as error:
-                if sqlstate(error) != PREPARED_ALREADY:
+                if error_code(error) != PREPARED_ALREADY:
                     raise
             prepared.add(self.name)
         return session.execute(self.execute, params)
@@ -328,7 +328,7 @@ class PostgreSQL(Dialect):
         return bool(self._execute(session, "is_freed", {"key": key, "token": token}))
 
     def is_busy(self, error: object) -> bool:
-        return sqlstate(error) == ROW_BUSY
+        return error_code(error) == ROW_BUSY
 
     def is_taken(self, session: Session, key: str) -> bool:
         return bool(self._execute(session, "is_taken", {"key": key}))

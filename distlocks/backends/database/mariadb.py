@@ -1,0 +1,270 @@
+"""MariaDB: one statement per acquire and release, and no waiting inside a statement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, TypeVar
+
+from django.db import OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ... import clock
+from ...claims import Extension, Holder, Request
+from ...waiting import ROW_WAIT, busy_delays
+from .channels import OwnConnection, Session, error_code
+from .dialect import (
+    HOLDER_COLUMNS,
+    Batch,
+    Dialect,
+    Freed,
+    Held,
+    Taken,
+    acquire_params,
+    holder_from,
+)
+
+T = TypeVar("T")
+
+# The server's clock in microseconds, in UTC: UNIX_TIMESTAMP(SYSDATE(6)) goes back by an hour when
+# the server's time zone leaves summer time. It is the beginning of the statement, which here is
+# the moment of the decision, because no statement of ours waits for a row.
+US = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+# Rows in another transaction's hands are an error at once; who needs them tries again.
+NOT_WAITING = "SET STATEMENT innodb_lock_wait_timeout = 0 FOR "
+# Error number: a row in another transaction's hands.
+ROW_BUSY = 1205
+
+# Invariant: every condition looks at the old expiry and owner, so all columns change or none:
+# assignments take effect from left to right, hence the owner and the expiry come last. A row that
+# is live and somebody else's keeps every value.
+ACQUIRE = """
+INSERT INTO {t} (`key`, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
+                 host, pid, thread, label, metadata)
+VALUES (%(key)s, %(owner)s, {us}, {us}, {us} + %(hold)s, 0,
+        %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s)
+ON DUPLICATE KEY UPDATE
+  fencing_token = IF(expires_at <= VALUES(acquired_at),
+                     GREATEST(fencing_token + 1, VALUES(fencing_token)), fencing_token),
+  acquired_at = IF(expires_at <= VALUES(acquired_at), VALUES(acquired_at), acquired_at),
+  host = IF({ours}, VALUES(host), host),
+  pid = IF({ours}, VALUES(pid), pid),
+  thread = IF({ours}, VALUES(thread), thread),
+  label = IF({ours}, VALUES(label), label),
+  metadata = IF({ours}, VALUES(metadata), metadata),
+  owner_id = IF({ours}, VALUES(owner_id), owner_id),
+  expires_at = IF({ours}, VALUES(expires_at), expires_at)
+RETURNING {holder}
+"""
+OURS = "expires_at <= VALUES(acquired_at) OR owner_id = VALUES(owner_id)"
+
+# Invariant: only the owner's own row changes; the key stays taken until the minimum hold is over.
+RELEASE = """
+UPDATE {t} SET
+  owner_id = '',
+  expires_at = IF(acquired_at + %(min_hold)s > {us}, acquired_at + %(min_hold)s, 0)
+WHERE `key` = %(key)s AND owner_id = %(owner)s{and_token}
+"""
+
+# Invariant: rows are locked by their keys, then checked, then extended; those in another
+# transaction's hands are skipped and read plainly: busy, not lost.
+LIVE = """
+SELECT `key`, owner_id, fencing_token FROM {t}
+WHERE `key` IN %(keys)s AND expires_at > {us} ORDER BY `key`
+"""
+EXTEND = """
+UPDATE {t} SET expires_at = GREATEST({us} + %(ttl)s, acquired_at + %(min_hold)s)
+WHERE `key` IN %(keys)s
+"""
+
+HOLDERS = """
+SELECT {holder} FROM {t}
+WHERE `key` >= %(prefix)s AND LEFT(`key`, CHAR_LENGTH(%(prefix)s)) = %(prefix)s
+  AND expires_at > {us}
+ORDER BY `key` LIMIT %(limit)s
+"""
+IS_TAKEN = "SELECT {holder} FROM {t} WHERE `key` = %(key)s AND expires_at > {us}"
+IS_FREED = "SELECT 1 FROM {t} WHERE `key` = %(key)s AND owner_id = '' AND fencing_token = %(token)s"
+
+# The token goes up, so that the old holder can tell this from a release of its own.
+CLEAR = """
+UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, expires_at = 0
+WHERE `key` IN %(keys)s
+"""
+
+# Invariant: dead rows are found by a plain read, locked by their keys and checked again, so no
+# live row is ever locked by a sweep.
+SPAN = """
+SELECT COUNT(*), MAX(`key`)
+FROM (SELECT `key` FROM {t} WHERE `key` > %(after)s ORDER BY `key` LIMIT %(size)s) AS span
+"""
+DEAD = """
+SELECT {holder}, fencing_token <= {us} - %(older)s FROM {t}
+WHERE `key` > %(after)s AND `key` <= %(last)s AND expires_at <= {us}
+  AND (owner_id <> '' OR fencing_token <= {us} - %(older)s)
+ORDER BY `key`
+"""
+STILL_DEAD = """
+SELECT {holder}, fencing_token <= {us} - %(older)s FROM {t}
+WHERE `key` IN %(keys)s AND expires_at <= {us}
+ORDER BY `key` FOR UPDATE SKIP LOCKED
+"""
+DELETE = "DELETE FROM {t} WHERE `key` IN %(keys)s"
+
+
+class MariaDB(Dialect):
+    """MariaDB 10.6 and later. MySQL proper goes through the ORM path."""
+
+    def __init__(self, alias: str, table: str) -> None:
+        super().__init__(alias, table)
+        holder = HOLDER_COLUMNS.replace("key", "`key`", 1)
+        names = {
+            "t": table,
+            "us": US,
+            "ours": OURS,
+            "holder": holder.format(remaining=f"CAST(expires_at AS SIGNED) - {US}"),
+        }
+        self._acquire = NOT_WAITING + ACQUIRE.format(**names)
+        release = NOT_WAITING + RELEASE
+        self._release = release.format(**names, and_token=" AND fencing_token = %(token)s")
+        self._abandon = release.format(**names, and_token="")
+        self._live = LIVE.format(**names)
+        self._live_locked = self._live + " FOR UPDATE SKIP LOCKED"
+        self._extend = EXTEND.format(**names)
+        self._holders = HOLDERS.format(**names)
+        self._is_taken = IS_TAKEN.format(**names)
+        self._is_taken_locked = NOT_WAITING + self._is_taken + " FOR UPDATE"
+        self._is_freed = IS_FREED.format(**names)
+        self._clear = CLEAR.format(**names)
+        self._span = SPAN.format(**names)
+        self._dead = DEAD.format(**names)
+        self._still_dead = STILL_DEAD.format(**names)
+        self._delete = DELETE.format(**names)
+
+    def channel(self) -> OwnConnection:
+        return OwnConnection(self.alias, begin="START TRANSACTION", adapt=_adapt)
+
+    def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        params = acquire_params(key, request)
+        rows = _persistently(session, lambda: session.execute(self._acquire, params))
+        _, owner_id, token, acquired_us = rows[0][:4]
+        if owner_id == request.owner_id:
+            return Taken(fencing_token=token, acquired_us=acquired_us)
+        return Held(holder_from(rows[0]))
+
+    def release(
+        self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        sql = self._abandon if token is None else self._release
+        params = {"key": key, "owner": owner_id, "token": token, "min_hold": min_hold_us}
+        return Freed(ours=bool(_persistently(session, lambda: session.count(sql, params))))
+
+    def extend(
+        self, session: Session, extensions: Sequence[Extension]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        wanted = {
+            (key, extension.grant.owner_id, token): (
+                extension.ttl_us,
+                extension.grant.min_hold_us,
+            )
+            for extension in extensions
+            for key, token in zip(
+                extension.grant.keys, extension.grant.fencing_tokens, strict=True
+            )
+        }
+        if not wanted:
+            return set(), set()
+        keys = {"keys": tuple(sorted({key for key, _, _ in wanted}))}
+        with session.transaction():
+            had = [row for row in session.execute(self._live_locked, keys) if row in wanted]
+            for (ttl, min_hold), rows in groupby(sorted(had, key=wanted.__getitem__), wanted.get):
+                params = {"ttl": ttl, "min_hold": min_hold, "keys": tuple(row[0] for row in rows)}
+                session.execute(self._extend, params)
+        extended = {(key, owner_id) for key, owner_id, _ in had}
+        if len(had) == len(wanted):
+            return extended, set()
+        ours = {row[:2] for row in session.execute(self._live, keys) if row in wanted}
+        return extended, ours - extended
+
+    def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
+        params = {"prefix": prefix, "limit": 2**63 - 1 if limit is None else limit}
+        return [holder_from(row) for row in session.execute(self._holders, params)]
+
+    def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
+        def free() -> Holder | None:
+            with session.transaction():
+                held = session.execute(self._is_taken_locked, {"key": key})
+                if held:
+                    session.execute(self._clear, {"keys": (key,)})
+            return holder_from(held[0]) if held else None
+
+        return _persistently(session, free), False
+
+    def sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        params: dict[str, Any] = {"after": after, "size": batch_size, "older": older_than_us}
+        examined, params["last"] = session.execute(self._span, params)[0]
+        if not examined:
+            return None
+        dead = session.execute(self._dead, params)
+        if dead and not dry_run:
+            params["keys"] = tuple(row[0] for row in dead)
+            with session.transaction():
+                dead = session.execute(self._still_dead, params)
+                self._on_keys(session, self._delete, [row for row in dead if row[-1]])
+                expired = [row for row in dead if row[1] and not row[-1]]
+                self._on_keys(session, self._clear, expired)
+        return Batch(
+            examined=examined,
+            last_key=params["last"],
+            expired=[holder_from(row[:-1]) for row in dead if row[1]],
+            deleted=sum(row[-1] for row in dead),
+        )
+
+    @staticmethod
+    def _on_keys(session: Session, sql: str, rows: Sequence[Any]) -> None:
+        if rows:
+            session.execute(sql, {"keys": tuple(row[0] for row in rows)})
+
+    def is_freed(self, session: Session, key: str, token: int) -> bool:
+        return bool(session.execute(self._is_freed, {"key": key, "token": token}))
+
+    def is_taken(self, session: Session, key: str) -> bool:
+        return bool(session.execute(self._is_taken, {"key": key}))
+
+    def is_busy(self, error: object) -> bool:
+        return error_code(error) == ROW_BUSY
+
+
+def _persistently(session: Session, work: Callable[[], T]) -> T:
+    """`work()`, again while the row is in other statements' hands, for a moment."""
+    give_up = clock.lease_now() + ROW_WAIT
+    for delay in busy_delays():
+        try:
+            return work()
+        except OperationalError as error:
+            if error_code(error) != ROW_BUSY or session.in_callers_transaction:
+                raise
+            if clock.lease_now() > give_up:
+                raise
+            time.sleep(delay)
+    raise AssertionError("busy_delays() never ends")
+
+
+def _adapt(settings: dict[str, Any]) -> None:
+    """What a connection of ours needs beside what the alias says."""
+    options = settings["OPTIONS"]
+    options.setdefault("connect_timeout", 5)
+    # Our statements hold for it; a stricter default of the alias is for its users.
+    options["isolation_level"] = "read committed"
+
+
+def is_supported(wrapper: BaseDatabaseWrapper) -> bool:
+    """Whether the server is MariaDB and has SKIP LOCKED and RETURNING. Asks it once."""
+    return bool(
+        getattr(wrapper, "mysql_is_mariadb", False)
+        and wrapper.features.has_select_for_update_skip_locked
+    )
