@@ -9,6 +9,7 @@ from .exceptions import (
     LeaseLost,
     LockTimeout,
     NotSupported,
+    StaleToken,
 )
 from .handler import locks
 from .lease import Lease
@@ -24,6 +25,7 @@ __all__ = [
     "LeaseLost",
     "LockTimeout",
     "NotSupported",
+    "StaleToken",
     "db_lock",
     "locks",
 ]

@@ -42,6 +42,10 @@ class LeaseLost(DistlocksError):
     """The lease ended before the work did: another holder may have begun."""
 
 
+class StaleToken(DistlocksError):
+    """A later holder's fencing token has been here: nothing was done."""
+
+
 class BackendUnavailable(DistlocksError):
     """The store of the locks cannot be reached, or cannot answer."""
 

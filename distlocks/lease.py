@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.db import DEFAULT_DB_ALIAS
 from django.utils.asyncio import async_unsafe
 
 from . import signals
@@ -24,6 +25,9 @@ from .transactions import at_end
 from .waiting import DRIFT, GRANULARITY, lease_deadline
 
 logger = logging.getLogger("distlocks")
+
+if TYPE_CHECKING:
+    from .guard import GuardedTransaction
 
 OnLost = Callable[["Lease"], object]
 
@@ -42,6 +46,7 @@ class Lease:
     __slots__ = (
         "_given_back",
         "_grant",
+        "_guarded",
         "_hold_until",
         "_lost",
         "_mutex",
@@ -95,6 +100,8 @@ class Lease:
         self._lost = ""
         self._releasing = False
         self._given_back = False
+        # A guarded transaction has been committed.
+        self._guarded = False
 
     def __repr__(self) -> str:
         state = "released" if self.over else f"{max(self.remaining, 0.0):.1f} s left"
@@ -164,6 +171,37 @@ class Lease:
         return f"The lease of {keys} is lost: {why}."
 
     # Verbs
+
+    def atomic(self, using: str | None = None, *, durable: bool = True) -> GuardedTransaction:
+        """A transaction on the database `using` that a stale holder cannot enter.
+
+            with lease.atomic():
+                account = Account.objects.get(pk=pk)     # read inside, not before
+                account.balance -= amount
+                account.save()
+
+        Its first statement raises the guard row of each key to this lease's fencing token, in the
+        database of the data. Transactions of one key so take turns in the order of their tokens,
+        each sees what all before it have committed, and a holder that lost its lease without
+        noticing gets StaleToken before anything has run. A lease of any backend will do.
+
+        If it commits, the data is right even if the lease was lost meanwhile. What is read or
+        written outside of it, or under a lock of another key, is not guarded.
+
+        Raises LeaseLost if the lease is lost already, or if the database cut the transaction off
+        because it was idle for longer than the lease's ttl (PostgreSQL, MariaDB; SQLite's rivals
+        wait); StaleToken; LockTimeout if an earlier holder's transaction outlasts this lease; and
+        NotSupported inside an open transaction. `durable=False` allows that on PostgreSQL at READ
+        COMMITTED: what was read before the call does not count then.
+        """
+        from .guard import GuardedTransaction
+
+        tokens = dict(zip(self._grant.keys, self._grant.fencing_tokens, strict=True))
+        return GuardedTransaction(self, tokens, using=using or DEFAULT_DB_ALIAS, durable=durable)
+
+    def committed(self) -> None:
+        """Note that guarded work has been committed: it stands, whatever became of the lease."""
+        self._guarded = True
 
     @async_unsafe("Use 'await lease.aextend()' on an event loop.")
     def extend(self, ttl: float | timedelta | None = None) -> None:
@@ -355,7 +393,8 @@ class Lease:
         # Inside the caller's transaction the store's answer counts, not the clock: until the
         # transaction ends nobody can have taken the key.
         why = self._lost if self._grant.in_transaction else self._why_lost()
-        if error is None and why:
+        # Guarded work that was committed stands: an error would invite doing it again.
+        if error is None and why and not self._guarded:
             raise LeaseLost(self._message(why), keys=self.keys)
 
     # What the renewer calls

@@ -64,6 +64,24 @@ class StoreClock(Func):
         return "%s", [current().wall_us()]
 
 
+class LockGuard(models.Model):
+    """The highest fencing token that has entered a guarded transaction on this database, by key.
+
+    Lives beside the data that it guards, whatever store the lock is in.
+    """
+
+    key = KeyField(_("key"), primary_key=True, max_length=MAX_LENGTH + MAX_PREFIX_LENGTH)
+    # Carries the time at which its lock was acquired, in microseconds.
+    token = models.BigIntegerField(_("fencing token"))
+
+    class Meta:
+        verbose_name = _("lock guard")
+        verbose_name_plural = _("lock guards")
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.token}"
+
+
 class LockQuerySet(models.QuerySet["Lock"]):
     """Locks by what they are now, by the clock of the database server."""
 

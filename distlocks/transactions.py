@@ -26,7 +26,7 @@ def at_end(act: Callable[[], None]) -> bool:
     for wrapper in connections.all(initialized_only=True):
         # A connection that was closed inside has had its transaction rolled back already.
         if wrapper.in_atomic_block and not wrapper.closed_in_transaction:
-            depth = _testcase_depth(wrapper)
+            depth = testcase_depth(wrapper)
             if len(wrapper.atomic_blocks) > depth and _commits_on_exit(wrapper):
                 waiting.append((wrapper, depth))
         elif wrapper.connection is not None and not wrapper.autocommit:
@@ -128,8 +128,14 @@ def _watch_savepoints(wrapper: BaseDatabaseWrapper, depth: int, end: _End) -> No
     stack.ends.append((depth, end))
 
 
-def _testcase_depth(wrapper: BaseDatabaseWrapper) -> int:
-    return sum(getattr(block, "_from_testcase", False) for block in wrapper.atomic_blocks)
+def testcase_depth(wrapper: BaseDatabaseWrapper) -> int:
+    """How many of the connection's atomic blocks a TestCase has wrapped around the test."""
+    return sum(map(is_testcases, wrapper.atomic_blocks))
+
+
+def is_testcases(block: object) -> bool:
+    """Whether a TestCase has put this atomic block around its test."""
+    return getattr(block, "_from_testcase", False)
 
 
 def _commits_on_exit(wrapper: BaseDatabaseWrapper) -> bool:

@@ -170,9 +170,7 @@ class MariaDB(Dialect):
                 extension.grant.min_hold_us,
             )
             for extension in extensions
-            for key, token in zip(
-                extension.grant.keys, extension.grant.fencing_tokens, strict=True
-            )
+            for key, token in zip(extension.grant.keys, extension.grant.fencing_tokens, strict=True)
         }
         if not wanted:
             return set(), set()

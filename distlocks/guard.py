@@ -1,0 +1,301 @@
+"""The guard: a transaction that a holder with an old fencing token cannot enter."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from django.db import (
+    DatabaseError,
+    IntegrityError,
+    InterfaceError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from .backends.database.channels import error_code, unavailable
+from .clock import current, lease_now
+from .exceptions import LeaseLost, LockTimeout, NotSupported, StaleToken
+from .models import LockGuard
+from .transactions import is_testcases, testcase_depth
+
+if TYPE_CHECKING:
+    from .lease import Lease
+
+# Guard rows younger than this stay, and older tokens are refused: so it is also the longest hold
+# that may still enter a guarded transaction. Microseconds.
+RETENTION_US = 30 * 86400 * 1_000_000
+
+# Errors of the guard statement after which the transaction, begun anew, finds its way: it waited
+# for an earlier holder's commit under a snapshot from before it (PostgreSQL; MariaDB), or a
+# deadlock.
+BEGIN_AGAIN = ("40001", "40P01", 1213, 1020)
+# The wait for an earlier holder's transaction took longer than it may (PostgreSQL; MariaDB).
+WAITED_TOO_LONG = ("55P03", 1205)
+# PostgreSQL's idle_in_transaction_session_timeout has ended the session.
+CUT_OFF = "25P03"
+# The session is gone, says the driver of MariaDB; it connects anew when asked whether it is usable.
+SESSION_GONE = (1927, 2006, 2013, 4031)
+
+TABLE = LockGuard._meta.db_table
+
+# Invariant, of each statement: it raises the row to our token, or gives nothing back, in which
+# case a higher token has been here. It writes the row even if our token stands there already, so
+# the transactions of one key take turns, and whatever ours reads after it is newer than every
+# commit of an earlier token.
+#
+# PostgreSQL: the wait for an earlier holder is bounded, and the bound is put back within the
+# statement, or it would govern the user's whole transaction. A holder that is paused in its
+# transaction is cut off after one ttl.
+POSTGRESQL = """
+WITH before AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS lock_timeout,
+         current_setting('idle_in_transaction_session_timeout') AS idle),
+bound AS MATERIALIZED (
+  SELECT set_config('lock_timeout', %(wait)s::text, true),
+         set_config('idle_in_transaction_session_timeout',
+                    CASE WHEN idle::interval BETWEEN '1ms' AND %(idle)s::text::interval THEN idle
+                         ELSE %(idle)s::text END, true)
+  FROM before),
+raised AS (
+  INSERT INTO {table} AS g (key, token) SELECT %(key)s, %(token)s::bigint FROM bound
+  WHERE %(token)s::bigint > {us} - {retention}
+  ON CONFLICT (key) DO UPDATE SET token = excluded.token WHERE g.token <= excluded.token
+  RETURNING token)
+SELECT token, set_config('lock_timeout', lock_timeout, true) FROM before JOIN raised ON true
+"""
+# Also PostgreSQL's where no time-outs may be set.
+PLAIN = """
+INSERT INTO {table} AS g (key, token) SELECT %(key)s, %(token)s
+WHERE %(token)s > {us} - {retention}
+ON CONFLICT (key) DO UPDATE SET token = excluded.token WHERE g.token <= excluded.token
+RETURNING token
+"""
+MARIADB = """
+SET STATEMENT innodb_lock_wait_timeout = {{wait}} FOR
+INSERT INTO {table} (`key`, token) SELECT %(key)s, %(token)s FROM DUAL
+WHERE %(token)s > {us} - {retention}
+ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))
+RETURNING token
+"""
+# MariaDB can cut off a paused holder only by a setting of the session. It is set outside the
+# transaction, and put back after it.
+MARIADB_IDLE = "SET SESSION idle_write_transaction_timeout = %s"
+MARIADB_IDLE_DEFAULT = "SELECT @@SESSION.idle_write_transaction_timeout"
+_idle_defaults: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
+
+
+class GuardedTransaction:
+    """What lease.atomic() returns: raise the fence, then the block, in one transaction."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        tokens: Mapping[str, int],
+        *,
+        using: str,
+        durable: bool,
+    ) -> None:
+        self._lease = lease
+        # By key with the alias' prefix, in the order in which everybody raises them.
+        self._tokens = tokens
+        self._using = using
+        self._durable = durable
+        self._block: Any = None
+        self._entered_at = 0.0
+        self._idle_set = False
+
+    def __enter__(self) -> None:
+        self._lease.check()
+        wrapper = connections[self._using]
+        nested = self._refuse_unsound(wrapper)
+        while True:
+            self._limit_idleness(wrapper, nested)
+            self._block = transaction.atomic(using=self._using, durable=not nested)
+            self._block.__enter__()
+            try:
+                for key, token in self._tokens.items():
+                    raise_fence(
+                        wrapper,
+                        key,
+                        token,
+                        wait=self._lease.remaining,
+                        idle=self._lease.ttl,
+                    )
+                # The wait may have outlasted the lease.
+                self._lease.check()
+            except BaseException as error:
+                self._block.__exit__(*sys.exc_info())
+                self._stop_limiting_idleness(wrapper)
+                if not nested and error_code(error) in BEGIN_AGAIN and not self._lease.lost:
+                    continue
+                raise self._translated(error) from error
+            self._entered_at = lease_now()
+            return
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        wrapper = connections[self._using]
+        try:
+            self._block.__exit__(kind, error, traceback)
+        except (DatabaseError, InterfaceError) as failure:
+            self._raise_if_cut_off(wrapper, failure)
+            raise
+        finally:
+            self._stop_limiting_idleness(wrapper)
+        if error is None:
+            self._lease.committed()
+        elif isinstance(error, DatabaseError | InterfaceError):
+            self._raise_if_cut_off(wrapper, error)
+
+    def _refuse_unsound(self, wrapper: BaseDatabaseWrapper) -> bool:
+        """Whether the transaction is to be nested in the caller's; NotSupported if it must not."""
+        if not wrapper.in_atomic_block and not wrapper.get_autocommit():
+            raise NotSupported(
+                f"Autocommit is off on {self._using!r}: lease.atomic() could not commit. Turn it on.",
+                keys=self._lease.keys,
+            )
+        if len(wrapper.atomic_blocks) == testcase_depth(wrapper):
+            return False
+        if self._durable:
+            raise NotSupported(
+                f"lease.atomic() must open the transaction itself, and one is open on "
+                f"{self._using!r}: what has been read in it may be older than the lease. Call it "
+                f"outside atomic(); under ATOMIC_REQUESTS, decorate the view with "
+                f"@transaction.non_atomic_requests.",
+                keys=self._lease.keys,
+            )
+        if wrapper.vendor != "postgresql" or not _reads_committed(wrapper):
+            raise NotSupported(
+                "lease.atomic(durable=False) is sound only on PostgreSQL at READ COMMITTED: "
+                "elsewhere, reads after the guard may be served from a snapshot before it.",
+                keys=self._lease.keys,
+            )
+        return True
+
+    def _limit_idleness(self, wrapper: BaseDatabaseWrapper, nested: bool) -> None:
+        if wrapper.vendor != "mysql" or nested or wrapper.in_atomic_block:
+            return
+        if getattr(wrapper, "mysql_is_mariadb", False):
+            with wrapper.cursor() as cursor:
+                if wrapper not in _idle_defaults:
+                    cursor.execute(MARIADB_IDLE_DEFAULT)
+                    _idle_defaults[wrapper] = cursor.fetchone()[0]
+                cursor.execute(MARIADB_IDLE, [math.ceil(self._lease.ttl)])
+            self._idle_set = True
+
+    def _stop_limiting_idleness(self, wrapper: BaseDatabaseWrapper) -> None:
+        if self._idle_set and wrapper.connection is not None and wrapper.is_usable():
+            with wrapper.cursor() as cursor:
+                cursor.execute(MARIADB_IDLE, [_idle_defaults[wrapper]])
+        self._idle_set = False
+
+    def _translated(self, error: BaseException) -> BaseException:
+        """An error of the guard statement, as ours where it is our business."""
+        if not isinstance(error, DatabaseError | InterfaceError):
+            return error
+        keys = ", ".join(map(repr, self._lease.keys))
+        if error_code(error) in WAITED_TOO_LONG or "database is locked" in str(error):
+            return LockTimeout(
+                f"The guarded transaction of {keys} on {self._using!r} could not begin: another "
+                f"one is open there, of an earlier holder that has not ended it, or of any writer "
+                f"if it is SQLite.",
+                keys=self._lease.keys,
+            )
+        if isinstance(error, ProgrammingError):
+            return unavailable(self._using, error)
+        return error
+
+    def _raise_if_cut_off(self, wrapper: BaseDatabaseWrapper, error: Exception) -> None:
+        """LeaseLost if the database ended the transaction because it was idle for too long."""
+        said_so = error_code(error) == CUT_OFF or "idle-in-transaction" in str(error)
+        idle = lease_now() - self._entered_at >= self._lease.ttl * 0.9
+        broken = (
+            error_code(error) in SESSION_GONE
+            or wrapper.connection is None
+            or not wrapper.is_usable()
+        )
+        if not (said_so or (idle and broken)):
+            return
+        wrapper.close()
+        reason = (
+            f"the database {self._using!r} ended its guarded transaction, which had been idle for "
+            f"longer than its ttl, and rolled it back"
+        )
+        if self._lease.lost:
+            self._lease.lose(reason)
+        raise LeaseLost(
+            f"The guarded transaction of {', '.join(map(repr, self._lease.keys))} did not commit: "
+            f"{reason}.",
+            keys=self._lease.keys,
+        ) from error
+
+
+def raise_fence(
+    wrapper: BaseDatabaseWrapper, key: str, token: int, *, wait: float, idle: float
+) -> None:
+    """Raise the guard row of `key` to `token` in the transaction that is open; StaleToken if a
+    higher one stands there. `wait` and `idle` are seconds."""
+    params: dict[str, Any] = {"key": key, "token": token}
+    statement = PLAIN
+    if wrapper.vendor == "postgresql":
+        from .backends.database.postgresql import US as us
+
+        if not any(map(is_testcases, wrapper.atomic_blocks)):
+            statement = POSTGRESQL
+            params["wait"] = f"{max(int(wait * 1000), 1)}ms"
+            params["idle"] = f"{int(idle * 1000)}ms"
+    elif wrapper.vendor == "sqlite":
+        from .backends.database.sqlite import US as us
+    elif wrapper.vendor == "mysql" and getattr(wrapper, "mysql_is_mariadb", False):
+        from .backends.database.mariadb import US as us
+
+        statement = MARIADB
+    else:
+        _raise_through_orm(wrapper.alias, key, token)
+        return
+    sql = statement.format(
+        table=wrapper.ops.quote_name(TABLE), us=us, retention=RETENTION_US
+    ).format(wait=max(int(wait), 1))
+    with wrapper.cursor() as cursor:
+        cursor.execute(sql, params)
+        row = cursor.fetchone()
+    if row is None or row[0] != token:
+        raise _stale(key, token)
+
+
+def _raise_through_orm(alias: str, key: str, token: int) -> None:
+    """For databases without a statement of their own: update, insert on no row, update again."""
+    guards = LockGuard.objects.using(alias).filter(key=key)
+    if guards.filter(token__lte=token).update(token=token):
+        return
+    if guards.exists() or token <= current().wall_us() - RETENTION_US:
+        raise _stale(key, token)
+    try:
+        with transaction.atomic(using=alias):
+            LockGuard.objects.using(alias).create(key=key, token=token)
+    except IntegrityError:
+        if not guards.filter(token__lte=token).update(token=token):
+            raise _stale(key, token) from None
+
+
+def _stale(key: str, token: int) -> StaleToken:
+    return StaleToken(
+        f"A later holder of {key!r} has entered a guarded transaction, or the fencing token {token} "
+        f"is more than 30 days old: nothing was done.",
+        keys=(key,),
+    )
+
+
+def _reads_committed(wrapper: Any) -> bool:
+    return getattr(wrapper.isolation_level, "name", "") == "READ_COMMITTED"
