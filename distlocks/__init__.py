@@ -11,6 +11,7 @@ from .exceptions import (
     NotSupported,
     StaleToken,
 )
+from .force import force_release
 from .handler import locks
 from .lease import Lease
 from .lock import db_lock
@@ -27,5 +28,6 @@ __all__ = [
     "NotSupported",
     "StaleToken",
     "db_lock",
+    "force_release",
     "locks",
 ]

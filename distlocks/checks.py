@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
 
 from . import conf
 from .backends.base import BaseBackend
@@ -38,6 +39,7 @@ def check_stores(
 ) -> list[CheckMessage]:
     """What the stores themselves lack: for databases, only those that the check may ask."""
     messages: list[CheckMessage] = []
+    guarded: set[str] = set()
     if any(conf.faults()):
         return messages
     for alias in locks:
@@ -45,7 +47,34 @@ def check_stores(
         using = getattr(backend, "using", None)
         if backend is not None and using in (databases or ()):
             messages += backend.check_store()
+        if backend is not None:
+            guarded |= {*backend.params.guard_databases} & {*(databases or ())}
+    for database in sorted(guarded):
+        messages += check_guard_table(database)
     return messages
+
+
+def check_guard_table(database: str) -> list[CheckMessage]:
+    """Whether guarded transactions can run on the database."""
+    from .models import LockGuard
+
+    try:
+        tables = connections[database].introspection.table_names()
+    except DatabaseError:
+        # Django's own checks, and the backend's, report a database that is down.
+        return []
+    # An empty database is about to be migrated: its user needs no telling.
+    if not tables or LockGuard._meta.db_table in tables:
+        return []
+    return [
+        Warning(
+            f"The database {database!r} is in GUARD_DATABASES and lacks the table of the guards: "
+            f"lease.atomic() and force-releases fail there.",
+            hint=f"Run 'manage.py migrate distlocks --database {database}'. If a database router "
+            f"is configured, its allow_migrate() must let 'distlocks' in.",
+            id="distlocks.W004",
+        )
+    ]
 
 
 def as_error(fault: ImproperlyConfigured) -> Error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DEFAULT_DB_ALIAS
 
 from .keys import MAX_PREFIX_LENGTH, check_characters
 
@@ -21,7 +22,7 @@ MIN_TTL = 1.0
 # A year: whoever wants a lease to last longer wants a row of their own in a table.
 LONGEST_TTL = 366 * 86400.0
 
-PARAMETERS = ("BACKEND", "TTL", "MAX_TTL", "TIMEOUT", "KEY_PREFIX", "OPTIONS")
+PARAMETERS = ("BACKEND", "TTL", "MAX_TTL", "TIMEOUT", "KEY_PREFIX", "GUARD_DATABASES", "OPTIONS")
 
 
 class InvalidSetting(ImproperlyConfigured):
@@ -48,6 +49,8 @@ class Params:
     # None: wait for ever.
     timeout: float | None = DEFAULT_TIMEOUT
     key_prefix: str = ""
+    # Where guarded data may live: a force-release raises the guards there.
+    guard_databases: tuple[str, ...] = (DEFAULT_DB_ALIAS,)
     options: Mapping[str, Any]
 
 
@@ -130,6 +133,7 @@ class _Checked:
             max_ttl=seconds(self.entry.get("MAX_TTL", ttl), "MAX_TTL"),
             timeout=None if timeout is None else seconds(timeout, "TIMEOUT"),
             key_prefix=self.entry.get("KEY_PREFIX", ""),
+            guard_databases=tuple(self.entry.get("GUARD_DATABASES", (DEFAULT_DB_ALIAS,))),
             options=self.entry.get("OPTIONS", {}),
         )
 
@@ -157,6 +161,7 @@ class _Checked:
         yield from self._ttl()
         yield from self._timeout()
         yield from self._key_prefix()
+        yield from self._guard_databases()
         if not isinstance(self.entry.get("OPTIONS", {}), Mapping):
             yield InvalidSetting(
                 9,
@@ -216,6 +221,22 @@ class _Checked:
                 f"{self.where}['TIMEOUT'] is {value:g} s.",
                 "0 makes one try, None waits for ever.",
             )
+
+    def _guard_databases(self) -> Iterator[InvalidSetting]:
+        guarded = self.entry.get("GUARD_DATABASES", (DEFAULT_DB_ALIAS,))
+        where = f"{self.where}['GUARD_DATABASES']"
+        if isinstance(guarded, str) or not isinstance(guarded, Sequence):
+            yield InvalidSetting(
+                17, f"{where} must be a list of database aliases, not {guarded!r}.", "[] for none."
+            )
+            return
+        for alias in guarded:
+            if alias not in settings.DATABASES:
+                yield InvalidSetting(
+                    17,
+                    f"{where} names {alias!r}, which is not in DATABASES.",
+                    "Name the databases whose data is written under lease.atomic().",
+                )
 
     def _key_prefix(self) -> Iterator[InvalidSetting]:
         prefix = self.entry.get("KEY_PREFIX", "")

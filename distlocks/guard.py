@@ -18,11 +18,12 @@ from django.db import (
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import Value
 
 from .backends.database.channels import error_code, unavailable
 from .clock import current, lease_now
 from .exceptions import LeaseLost, LockTimeout, NotSupported, StaleToken
-from .models import LockGuard
+from .models import LockGuard, StoreClock
 from .transactions import is_testcases, testcase_depth
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ class GuardedTransaction:
         """Whether the transaction is to be nested in the caller's; NotSupported if it must not."""
         if not wrapper.in_atomic_block and not wrapper.get_autocommit():
             raise NotSupported(
-                f"Autocommit is off on {self._using!r}: lease.atomic() could not commit. Turn it on.",
+                f"Autocommit is off on {self._using!r}, so lease.atomic() could not commit. Turn "
+                f"it on.",
                 keys=self._lease.keys,
             )
         if len(wrapper.atomic_blocks) == testcase_depth(wrapper):
@@ -291,11 +293,26 @@ def _raise_through_orm(alias: str, key: str, token: int) -> None:
 
 def _stale(key: str, token: int) -> StaleToken:
     return StaleToken(
-        f"A later holder of {key!r} has entered a guarded transaction, or the fencing token {token} "
-        f"is more than 30 days old: nothing was done.",
+        f"A later holder of {key!r} has entered a guarded transaction, or the fencing token "
+        f"{token} is more than 30 days old: nothing was done.",
         keys=(key,),
     )
 
 
 def _reads_committed(wrapper: Any) -> bool:
     return getattr(wrapper.isolation_level, "name", "") == "READ_COMMITTED"
+
+
+def sweep_guards(alias: str, *, batch_size: int, dry_run: bool) -> int:
+    """Delete guard rows so old that their tokens would be refused anyway; how many."""
+    old = LockGuard.objects.using(alias).filter(token__lt=StoreClock() - Value(RETENTION_US))
+    if dry_run:
+        return old.count()
+    deleted = 0
+    while keys := list(old.order_by("key").values_list("key", flat=True)[:batch_size]):
+        # Checked again in the statement: a row raised meanwhile stays.
+        count, _ = old.filter(key__in=keys).delete()
+        deleted += count
+        if not count:
+            break
+    return deleted

@@ -177,7 +177,9 @@ class MariaDB(Dialect):
         keys = {"keys": tuple(sorted({key for key, _, _ in wanted}))}
         with session.transaction():
             had = [row for row in session.execute(self._live_locked, keys) if row in wanted]
-            for (ttl, min_hold), rows in groupby(sorted(had, key=wanted.__getitem__), wanted.get):
+            # One update for all that want the same, which nearly always means one.
+            terms = wanted.__getitem__
+            for (ttl, min_hold), rows in groupby(sorted(had, key=terms), terms):
                 params = {"ttl": ttl, "min_hold": min_hold, "keys": tuple(row[0] for row in rows)}
                 session.execute(self._extend, params)
         extended = {(key, owner_id) for key, owner_id, _ in had}

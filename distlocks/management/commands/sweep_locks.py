@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError
 
 from ...backends.base import BaseBackend
 from ...claims import Holder
 from ...exceptions import BackendUnavailable
+from ...guard import sweep_guards
 from ...handler import locks
 from ...recording import recorder
 from ...signals import locks_expired
@@ -71,16 +73,18 @@ class Command(BaseCommand):
         if options["interval"] is None:
             for backend in backends:
                 self._sweep(backend, options, lambda: False)
+            self._sweep_guards(backends, options)
             recorder.flush()
             return
         with stop_on_signal() as stopped:
             while not stopped.is_set():
-                for backend in backends:
-                    try:
+                try:
+                    for backend in backends:
                         self._sweep(backend, options, stopped.is_set)
-                    except CommandError as error:
-                        # A service outlives its database's restart.
-                        self.stderr.write(self.style.ERROR(str(error)))
+                    self._sweep_guards(backends, options)
+                except CommandError as error:
+                    # A service outlives its database's restart.
+                    self.stderr.write(self.style.ERROR(str(error)))
                 stopped.wait(options["interval"])
         recorder.flush()
         self.stdout.write("Stopped.")
@@ -147,6 +151,18 @@ class Command(BaseCommand):
             f"{backend.alias}: examined {examined} rows, {verbs[0]} {expired} expired, {verbs[1]} "
             f"{deleted} free, in {time.monotonic() - began:.1f} s."
         )
+
+    def _sweep_guards(self, backends: list[BaseBackend], options: dict[str, Any]) -> None:
+        databases = {alias for backend in backends for alias in backend.params.guard_databases}
+        for alias in sorted(databases):
+            try:
+                deleted = sweep_guards(
+                    alias, batch_size=options["batch_size"], dry_run=options["dry_run"]
+                )
+            except DatabaseError as error:
+                raise CommandError(f"The guards on the database {alias!r}: {error}") from error
+            verb = "would delete" if options["dry_run"] else "deleted"
+            self.stdout.write(f"guards on {alias}: {verb} {deleted}.")
 
     def _report(self, holder: Holder) -> None:
         label = f" ({holder.label})" if holder.label else ""
