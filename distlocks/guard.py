@@ -20,7 +20,7 @@ from django.db import (
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Value
 
-from .backends.database.channels import error_code, unavailable
+from .backends.database.channels import error_code, is_broken, unavailable
 from .clock import current, lease_now
 from .exceptions import LeaseLost, LockTimeout, NotSupported, StaleToken
 from .models import LockGuard, StoreClock
@@ -41,8 +41,6 @@ BEGIN_AGAIN = ("40001", "40P01", 1213, 1020)
 WAITED_TOO_LONG = ("55P03", 1205)
 # PostgreSQL's idle_in_transaction_session_timeout has ended the session.
 CUT_OFF = "25P03"
-# The session is gone, says the driver of MariaDB; it connects anew when asked whether it is usable.
-SESSION_GONE = (1927, 2006, 2013, 4031)
 
 TABLE = LockGuard._meta.db_table
 
@@ -222,11 +220,7 @@ class GuardedTransaction:
         """LeaseLost if the database ended the transaction because it was idle for too long."""
         said_so = error_code(error) == CUT_OFF or "idle-in-transaction" in str(error)
         idle = lease_now() - self._entered_at >= self._lease.ttl * 0.9
-        broken = (
-            error_code(error) in SESSION_GONE
-            or wrapper.connection is None
-            or not wrapper.is_usable()
-        )
+        broken = is_broken(wrapper, error)
         if not (said_so or (idle and broken)):
             return
         wrapper.close()

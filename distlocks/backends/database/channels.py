@@ -42,6 +42,10 @@ PREPARED_IS_GONE = ("26000", "0A000")
 # have only just begun.
 RESENDS = 2
 
+# What MariaDB's and MySQL's drivers say of a session that is gone. Asked whether the connection is
+# usable, they connect anew and say yes.
+SESSION_IS_GONE = (1927, 2006, 2013, 4031)
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
@@ -160,13 +164,13 @@ class OwnConnection(Channel):
                 except DatabaseError as error:
                     if error_code(error) in PREPARED_IS_GONE and self._session is not None:
                         self._session.prepared = None
-                    elif self._is_broken():
+                    elif self._is_broken(error):
                         self._drop()
                     else:
                         raise
             return work(self._usable())
-        except DatabaseError:
-            if self._is_broken():
+        except DatabaseError as error:
+            if self._is_broken(error):
                 self._drop()
             raise
         except BaseException as error:
@@ -200,10 +204,8 @@ class OwnConnection(Channel):
             self._name = name
         return self._session
 
-    def _is_broken(self) -> bool:
-        return self._wrapper is not None and not (
-            self._wrapper.connection is not None and self._wrapper.is_usable()
-        )
+    def _is_broken(self, error: Exception) -> bool:
+        return self._wrapper is not None and is_broken(self._wrapper, error)
 
     def _drop(self) -> None:
         wrapper, self._wrapper, self._session = self._wrapper, None, None
@@ -265,8 +267,8 @@ class OwnThread(Channel):
         for _ in range(RESENDS):
             try:
                 return work(session)
-            except (OperationalError, InterfaceError):
-                if wrapper.connection is not None and wrapper.is_usable():
+            except (OperationalError, InterfaceError) as error:
+                if not is_broken(wrapper, error):
                     raise
                 wrapper.close()
         return work(session)
@@ -274,6 +276,15 @@ class OwnThread(Channel):
     def close(self) -> None:
         self._thread.put(connections.close_all)
         self._thread.close()
+
+
+def is_broken(wrapper: BaseDatabaseWrapper, error: Exception) -> bool:
+    """Whether the error means that the connection is gone, and all of its session with it."""
+    return (
+        error_code(error) in SESSION_IS_GONE
+        or wrapper.connection is None
+        or not wrapper.is_usable()
+    )
 
 
 def error_code(error: object) -> str | int:
