@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -18,7 +19,7 @@ from django.db import (
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Value
+from django.db.models import QuerySet, Value
 
 from .backends.database.channels import error_code, is_broken, unavailable
 from .clock import current, lease_now
@@ -115,10 +116,13 @@ class GuardedTransaction:
         wrapper = connections[self._using]
         nested = self._refuse_unsound(wrapper)
         while True:
-            self._limit_idleness(wrapper, nested)
-            self._block = transaction.atomic(using=self._using, durable=not nested)
-            self._block.__enter__()
+            entered = False
             try:
+                self._limit_idleness(wrapper, nested)
+                self._block = transaction.atomic(using=self._using, durable=not nested)
+                # SQLite waits for other writers here if its transactions are IMMEDIATE.
+                self._block.__enter__()
+                entered = True
                 for key, token in self._tokens.items():
                     raise_fence(
                         wrapper,
@@ -130,11 +134,15 @@ class GuardedTransaction:
                 # The wait may have outlasted the lease.
                 self._lease.check()
             except BaseException as error:
-                self._block.__exit__(*sys.exc_info())
+                if entered:
+                    self._block.__exit__(*sys.exc_info())
                 self._stop_limiting_idleness(wrapper)
                 if not nested and error_code(error) in BEGIN_AGAIN and not self._lease.lost:
                     continue
-                raise self._translated(error) from error
+                translated = self._translated(error)
+                if translated is error:
+                    raise
+                raise translated from error
             self._entered_at = lease_now()
             return
 
@@ -148,14 +156,14 @@ class GuardedTransaction:
         try:
             self._block.__exit__(kind, error, traceback)
         except (DatabaseError, InterfaceError) as failure:
-            self._raise_if_cut_off(wrapper, failure)
+            self._raise_if_cut_off(wrapper, failure, committing=error is None)
             raise
         finally:
             self._stop_limiting_idleness(wrapper)
         if error is None:
             self._lease.committed()
         elif isinstance(error, DatabaseError | InterfaceError):
-            self._raise_if_cut_off(wrapper, error)
+            self._raise_if_cut_off(wrapper, error, committing=False)
 
     def _refuse_unsound(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Whether the transaction is to be nested in the caller's; NotSupported if it must not."""
@@ -191,12 +199,17 @@ class GuardedTransaction:
                 if wrapper not in _idle_defaults:
                     cursor.execute(MARIADB_IDLE_DEFAULT)
                     _idle_defaults[wrapper] = cursor.fetchone()[0]
-                cursor.execute(MARIADB_IDLE, [math.ceil(self._lease.ttl)])
+                limit = math.ceil(self._lease.ttl)
+                # The user's own may be stricter; 0 is none.
+                if 0 < _idle_defaults[wrapper] <= limit:
+                    return
+                cursor.execute(MARIADB_IDLE, [limit])
             self._idle_set = True
 
     def _stop_limiting_idleness(self, wrapper: BaseDatabaseWrapper) -> None:
         if self._idle_set and wrapper.connection is not None and wrapper.is_usable():
-            with wrapper.cursor() as cursor:
+            # A session that dies now takes the setting along, and not the commit before it.
+            with suppress(DatabaseError, InterfaceError), wrapper.cursor() as cursor:
                 cursor.execute(MARIADB_IDLE, [_idle_defaults[wrapper]])
         self._idle_set = False
 
@@ -212,11 +225,14 @@ class GuardedTransaction:
                 f"if it is SQLite.",
                 keys=self._lease.keys,
             )
-        if isinstance(error, ProgrammingError):
+        # SQLite says of a missing table that it is an operational matter.
+        if isinstance(error, ProgrammingError) or "no such table" in str(error):
             return unavailable(self._using, error)
         return error
 
-    def _raise_if_cut_off(self, wrapper: BaseDatabaseWrapper, error: Exception) -> None:
+    def _raise_if_cut_off(
+        self, wrapper: BaseDatabaseWrapper, error: Exception, *, committing: bool
+    ) -> None:
         """LeaseLost if the database ended the transaction because it was idle for too long."""
         said_so = error_code(error) == CUT_OFF or "idle-in-transaction" in str(error)
         idle = lease_now() - self._entered_at >= self._lease.ttl * 0.9
@@ -224,14 +240,23 @@ class GuardedTransaction:
         if not (said_so or (idle and broken)):
             return
         wrapper.close()
-        reason = (
-            f"the database {self._using!r} ended its guarded transaction, which had been idle for "
-            f"longer than its ttl, and rolled it back"
-        )
+        if said_so or not committing:
+            outcome = "did not commit"
+            reason = (
+                f"the database {self._using!r} ended its guarded transaction, which had been idle "
+                f"for longer than its ttl, and rolled it back"
+            )
+        else:
+            # The answer to a COMMIT that got through may have been lost as well.
+            outcome = "has probably not been committed, look at the data before doing it again"
+            reason = (
+                f"the session on {self._using!r} was gone when it was to commit, longer than its "
+                f"ttl after it began"
+            )
         if self._lease.lost:
             self._lease.lose(reason)
         raise LeaseLost(
-            f"The guarded transaction of {', '.join(map(repr, self._lease.keys))} did not commit: "
+            f"The guarded transaction of {', '.join(map(repr, self._lease.keys))} {outcome}: "
             f"{reason}.",
             keys=self._lease.keys,
         ) from error
@@ -305,8 +330,23 @@ def sweep_guards(alias: str, *, batch_size: int, dry_run: bool) -> int:
     deleted = 0
     while keys := list(old.order_by("key").values_list("key", flat=True)[:batch_size]):
         # Checked again in the statement: a row raised meanwhile stays.
-        count, _ = old.filter(key__in=keys).delete()
+        count = _delete_guards(alias, keys, old)
         deleted += count
         if not count:
             break
     return deleted
+
+
+def _delete_guards(alias: str, keys: list[str], old: QuerySet[LockGuard]) -> int:
+    from .backends.database.mariadb import DELETE, US, as_json, is_supported
+
+    wrapper = connections[alias]
+    if not is_supported(wrapper):
+        count, _ = old.filter(key__in=keys).delete()
+        return count
+    # The ORM's statement may read a small table from end to end, and wait for every row of it that
+    # an open guarded transaction has in its hands.
+    sql = DELETE.format(t=wrapper.ops.quote_name(TABLE)) + f"WHERE l.token < {US} - {RETENTION_US}"
+    with wrapper.cursor() as cursor:
+        cursor.execute(sql, {"keys": as_json(keys)})
+        return int(cursor.rowcount)

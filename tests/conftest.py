@@ -12,7 +12,15 @@ from pytest_django import DjangoDbBlocker
 
 from tests.servers import session
 from tests.servers.children import Spawner
+from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
+
+# By alias, the server of each database that is not a file of the run's.
+SERVERS: dict[str, type[PostgresServer] | type[MariaDBServer]] = {
+    "postgres": PostgresServer,
+    "postgres_other": PostgresServer,
+    "mariadb": MariaDBServer,
+}
 
 
 @pytest.fixture(scope="session")
@@ -26,9 +34,9 @@ def django_db_setup(
     with django_db_blocker.unblock():
         connections.close_all()
     # Our own server goes with its data; somebody else's is left as it was.
-    for alias in ("postgres", "postgres_other"):
-        if alias in settings.DATABASES and not session.server(PostgresServer).owned:
-            session.server(PostgresServer).drop(str(settings.DATABASES[alias]["NAME"]))
+    for alias, kind in SERVERS.items():
+        if alias in settings.DATABASES and not session.server(kind).owned:
+            session.server(kind).drop(str(settings.DATABASES[alias]["NAME"]))
 
 
 @pytest.fixture

@@ -3,11 +3,12 @@
 import os
 from pathlib import Path
 
-from tests.servers.postgres import PostgresServer, database_settings
+from tests.servers import mariadb, postgres
 
 # Set by tests.servers.plugin. Without it (mypy, makemigrations) nothing is worth keeping.
 RUN_FOLDER = os.environ.get("DISTLOCKS_TEST_DIR")
-POSTGRES_URL = os.environ.get(PostgresServer.url_variable)
+POSTGRES_URL = os.environ.get(postgres.PostgresServer.url_variable)
+MARIADB_URL = os.environ.get(mariadb.MariaDBServer.url_variable)
 
 SECRET_KEY = "only for tests"
 DEBUG = False
@@ -83,11 +84,11 @@ DISTLOCKS = {
 }
 DISTLOCKS["sqlite"] = DISTLOCKS["default"]
 
+# One name for each run: several may share a server that was given by URL.
+_name = Path(RUN_FOLDER or "").name.replace("-", "_")
 if RUN_FOLDER and POSTGRES_URL:
-    # One name for each run: several may share a server that was given by URL.
-    _name = Path(RUN_FOLDER).name.replace("-", "_")
-    DATABASES["postgres"] = database_settings(POSTGRES_URL, _name)
-    DATABASES["postgres_other"] = database_settings(POSTGRES_URL, f"{_name}_other")
+    DATABASES["postgres"] = postgres.database_settings(POSTGRES_URL, _name)
+    DATABASES["postgres_other"] = postgres.database_settings(POSTGRES_URL, f"{_name}_other")
     DISTLOCKS["postgres"] = {
         "BACKEND": "distlocks.backends.database.DatabaseBackend",
         "OPTIONS": {"using": "postgres"},
@@ -95,4 +96,18 @@ if RUN_FOLDER and POSTGRES_URL:
     DISTLOCKS["portable_postgres"] = {
         "BACKEND": "distlocks.backends.database.DatabaseBackend",
         "OPTIONS": {"using": "postgres", "dialect": "portable"},
+    }
+if RUN_FOLDER and MARIADB_URL:
+    import pymysql
+
+    # Django knows only the name of the other driver, which has to be compiled.
+    pymysql.install_as_MySQLdb()
+    DATABASES["mariadb"] = mariadb.database_settings(MARIADB_URL, _name)
+    DISTLOCKS["mariadb"] = {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "mariadb"},
+    }
+    DISTLOCKS["portable_mariadb"] = {
+        "BACKEND": "distlocks.backends.database.DatabaseBackend",
+        "OPTIONS": {"using": "mariadb", "dialect": "portable"},
     }

@@ -19,6 +19,8 @@ from django.db import connections
 from tests.servers import finding, processes, session
 from tests.servers.base import LOOPBACK, PORTS, ServerError
 from tests.servers.children import ChildFailed, Spawner
+from tests.servers.mariadb import MariaDBServer
+from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.servers.watchdog import ROOT
@@ -150,6 +152,43 @@ class TestPostgres:
         ).result()
         assert names == {a: str(connections[a].settings_dict["NAME"]) for a in connections}
         assert {"default", "deferred", "postgres", "postgres_other"} <= names.keys()
+
+
+class TestMariaDB:
+    def test_it_listens_on_loopback_only_and_keeps_what_was_committed(
+        self, mariadb_server: MariaDBServer
+    ) -> None:
+        server = session.private(MariaDBServer)
+        if server is None:
+            pytest.skip(f"{MariaDBServer.url_variable} is not ours to kill, and no other is here")
+        with server:
+            assert server.port != mariadb_server.port
+            if processes.PROC.joinpath("net").exists():
+                assert listening(server.pid) == {("tcp", "0100007F", server.port)}
+            server.ask("CREATE DATABASE kept")
+            server.kill()
+            server.start()
+            assert server.ask("SHOW DATABASES LIKE 'kept'") == (("kept",),)
+            folder, pid = server.folder, server.pid
+        assert not folder.exists()
+        assert not processes.is_alive(pid)
+
+
+class TestPgBouncer:
+    def test_it_passes_a_servers_session_on_with_each_transaction(
+        self, pgbouncer: PgBouncerServer, postgres_server: PostgresServer
+    ) -> None:
+        with (
+            psycopg.connect(pgbouncer.url, autocommit=True, prepare_threshold=None) as one,
+            psycopg.connect(pgbouncer.url, autocommit=True, prepare_threshold=None) as other,
+        ):
+            asked = "SELECT pg_backend_pid()"
+            assert one.execute(asked).fetchone() == other.execute(asked).fetchone()
+            assert one.execute("SHOW port").fetchone() == (str(postgres_server.port),)
+
+    @pytest.mark.skipif(not processes.PROC.joinpath("net").exists(), reason="reads /proc/net")
+    def test_nothing_listens_beyond_loopback(self, pgbouncer: PgBouncerServer) -> None:
+        assert listening(pgbouncer.pid) == {("tcp", "0100007F", pgbouncer.port)}
 
 
 class TestFinding:

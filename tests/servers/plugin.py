@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.servers import session
+from tests.servers import finding, session
 from tests.servers.base import ServerError
+from tests.servers.mariadb import MariaDBServer
+from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
 
 # In these folders no test talks to a server.
@@ -109,4 +111,25 @@ def fresh_postgres() -> Iterator[PostgresServer]:
             f"{PostgresServer.url_variable} is not ours to kill, and no other PostgreSQL is here"
         )
     with server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_server() -> MariaDBServer:
+    """The run's MariaDB. A test that pauses it resumes it."""
+    server = session.server(MariaDBServer)
+    if server.owned:
+        assert server.running, "an earlier test has ended the run's MariaDB"
+    return server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer() -> Iterator[PgBouncerServer]:
+    """A PgBouncer in front of the run's PostgreSQL, started for the tests that ask for it."""
+    target = session.server(PostgresServer)
+    if url := os.environ.get(PgBouncerServer.url_variable):
+        yield PgBouncerServer(url=url, target=target)
+        return
+    program = finding.find([PgBouncerServer])[PgBouncerServer]
+    with PgBouncerServer(program, target=target) as server:
         yield server

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from tests.servers import finding
 from tests.servers.base import Server, ServerError
+from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.watchdog import watchdog
 
-KINDS: tuple[type[Server], ...] = (PostgresServer,)
+KINDS: tuple[type[Server], ...] = (PostgresServer, MariaDBServer)
 # A folder of the run's own; its name also tells the run's databases from those of another run.
 FOLDER_VARIABLE = "DISTLOCKS_TEST_DIR"
 

@@ -2,6 +2,8 @@
 
 from django.db import models
 
+from distlocks.fencing import FencedModel
+
 
 class Account(models.Model):
     """Read, changed and written back: a lost update shows in the balance."""
@@ -23,3 +25,14 @@ class JobMark(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job} by {self.pid}"
+
+
+class Report(FencedModel):
+    """Written by whoever holds its lock, one conditional update at a time."""
+
+    name = models.CharField(max_length=200, unique=True)
+    text = models.CharField(max_length=200, blank=True)
+    views = models.BigIntegerField(default=0)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}"
