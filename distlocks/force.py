@@ -9,9 +9,10 @@ from django.db import connections, transaction
 from .backends.base import BaseBackend
 from .claims import Holder
 from .conf import DEFAULT_ALIAS
-from .exceptions import StaleToken
+from .exceptions import NotSupported, StaleToken
 from .handler import locks
 from .keys import check_key
+from .transactions import testcase_depth
 
 logger = logging.getLogger("distlocks")
 
@@ -26,9 +27,18 @@ def force_release(key: str, *, backend: str = DEFAULT_ALIAS) -> Holder | None:
 
     The guards go first. If one cannot be raised, because its database is down or the holder's
     transaction stays open, the database's error is raised and the key stays held: try again.
-    Raises BackendUnavailable if the store does not answer.
+    Raises BackendUnavailable if the store does not answer, and NotSupported inside a transaction
+    on one of them: its rollback would take back the guard and not the release.
     """
     store = locks[backend]
+    for alias in store.params.guard_databases:
+        if len(connections[alias].atomic_blocks) > testcase_depth(connections[alias]):
+            raise NotSupported(
+                f"force_release() must not be called inside a transaction on {alias!r}, whose "
+                f"rollback would let the old holder in again. Call it outside atomic(); under "
+                f"ATOMIC_REQUESTS, decorate the view with @transaction.non_atomic_requests.",
+                keys=(key,),
+            )
     # In the order of the keys, the key itself comes before all others that begin with it.
     found = store.holders(check_key(key), limit=1)
     if found and found[0].key == key:

@@ -42,7 +42,7 @@ class KeyField(CharField):
 
 
 class StoreClock(Func):
-    """The database server's clock in microseconds."""
+    """The database server's clock in microseconds; this process's where it has no statement."""
 
     template = "%(expressions)s"
     arity = 0
@@ -57,6 +57,10 @@ class StoreClock(Func):
             return US, []
         if connection.vendor == "sqlite":
             from .backends.database.sqlite import US
+
+            return US, []
+        if getattr(connection, "mysql_is_mariadb", False):
+            from .backends.database.mariadb import US
 
             return US, []
         from .clock import current

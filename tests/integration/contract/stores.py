@@ -21,7 +21,15 @@ from distlocks.models import Lock
 from distlocks.testing import FakeClock, fake_clock, flush_events
 
 # Aliases of DISTLOCKS in tests.settings.
-STORES = ("memory", "sqlite", "portable_sqlite", "postgres", "portable_postgres")
+STORES = (
+    "memory",
+    "sqlite",
+    "portable_sqlite",
+    "postgres",
+    "portable_postgres",
+    "mariadb",
+    "portable_mariadb",
+)
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.core.management import call_command
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test import override_settings
 
 from distlocks import (
     DistlocksError,
     Lease,
     LeaseLost,
+    NotSupported,
     StaleToken,
     db_lock,
     force_release,
@@ -349,3 +350,15 @@ class TestSetting:
     def test_it_is_the_default_database_unless_said_otherwise(self) -> None:
         assert locks["memory"].params.guard_databases == ("default",)
         assert "default" in connections
+
+
+def test_it_is_refused_inside_a_transaction_that_could_take_the_guard_back(
+    databases: None, key: str
+) -> None:
+    lease = db_lock(key, backend="memory", renew=False).acquire()
+    with transaction.atomic(), pytest.raises(NotSupported, match="non_atomic_requests"):
+        force_release(key, backend="memory")
+    lease.check()
+    with lease.atomic():
+        pass
+    assert lease.release() is True
