@@ -35,6 +35,7 @@ def test_all_have_one_base_class_and_are_public() -> None:
         "LeaseLost",
         "LockTimeout",
         "NotSupported",
+        "StaleToken",
     }
     for error in ALL:
         assert issubclass(error, DistlocksError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import IntegrityError, connections, transaction
@@ -172,6 +172,10 @@ class Portable(Dialect):
     def _now_us(self, session: Session) -> int:
         """The server's clock in microseconds, as of the beginning of a statement of its own."""
         connection = session.wrapper
+        if connection.vendor == "mysql":
+            # Now() is in the session's time zone there, which may have a summer time.
+            moment: datetime = session.execute("SELECT UTC_TIMESTAMP(6)")[0][0]
+            return _microseconds(moment.replace(tzinfo=UTC))
         compiler = Lock.objects.using(self.alias).all().query.get_compiler(self.alias)
         expression = Now()
         sql, params = compiler.compile(expression)
