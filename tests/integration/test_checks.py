@@ -232,7 +232,7 @@ def opened() -> Iterator[list[str]]:
         connection_created.disconnect(note)
 
 
-@pytest.mark.parametrize("databases", [None, [], ["default"], ["postgres_other"]])
+@pytest.mark.parametrize("databases", [None, [], ["deferred"], ["postgres_other"]])
 def test_a_database_that_was_not_named_is_not_asked(databases: list[str] | None) -> None:
     with locking_in("postgres"), opened() as asked:
         assert check_settings() == []

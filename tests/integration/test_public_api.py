@@ -36,7 +36,9 @@ def test_the_package() -> None:
         "LeaseLost",
         "LockTimeout",
         "NotSupported",
+        "StaleToken",
         "db_lock",
+        "force_release",
         "locks",
     ]
     for name in distlocks.__all__:
