@@ -115,6 +115,11 @@ def faults() -> Iterator[InvalidSetting]:
         yield from _Checked(alias, entry).faults()
 
 
+def _default_guard_databases() -> tuple[str, ...]:
+    # A project without databases may keep its locks in memory.
+    return (DEFAULT_DB_ALIAS,) if DEFAULT_DB_ALIAS in settings.DATABASES else ()
+
+
 class _Checked:
     """One entry of DISTLOCKS under inspection."""
 
@@ -133,7 +138,7 @@ class _Checked:
             max_ttl=seconds(self.entry.get("MAX_TTL", ttl), "MAX_TTL"),
             timeout=None if timeout is None else seconds(timeout, "TIMEOUT"),
             key_prefix=self.entry.get("KEY_PREFIX", ""),
-            guard_databases=tuple(self.entry.get("GUARD_DATABASES", (DEFAULT_DB_ALIAS,))),
+            guard_databases=tuple(self.entry.get("GUARD_DATABASES", _default_guard_databases())),
             options=self.entry.get("OPTIONS", {}),
         )
 
@@ -223,7 +228,7 @@ class _Checked:
             )
 
     def _guard_databases(self) -> Iterator[InvalidSetting]:
-        guarded = self.entry.get("GUARD_DATABASES", (DEFAULT_DB_ALIAS,))
+        guarded = self.entry.get("GUARD_DATABASES", ())
         where = f"{self.where}['GUARD_DATABASES']"
         if isinstance(guarded, str) or not isinstance(guarded, Sequence):
             yield InvalidSetting(

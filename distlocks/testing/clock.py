@@ -53,6 +53,8 @@ class FakeClock(clock.Clock):
 
     def _set(self, now: float) -> None:
         with self._changed:
+            # Several threads may advance it at once.
+            now = max(now, self._now)
             self._wall_us += round((now - self._now) * 1_000_000)
             self._now = now
             self._changed.notify_all()

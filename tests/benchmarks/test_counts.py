@@ -2,8 +2,10 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
+import pytest
 from django.conf import settings
 from django.db.backends.signals import connection_created
 
@@ -11,6 +13,7 @@ from distlocks import db_lock, locks
 from tests.benchmarks import children
 from tests.benchmarks.conftest import Counter, Stepper
 from tests.servers import processes
+from tests.servers.children import Spawner
 
 Start = Callable[[], Stepper]
 SIZE = "SELECT pg_table_size('distlocks_lock') + pg_indexes_size('distlocks_lock')"
@@ -64,8 +67,10 @@ class TestStatements:
         assert processes.wait_until(lambda: counter.ask(SLEEPS) == 1, 10)
         holder("let key")
         waiter.finish()
-        # The waiter: try, mark, try again, release. The holder: release, tell.
-        assert len(statements_of_locks(counter)) == 6, "\n".join(statements_of_locks(counter))
+        # The waiter: try, mark, try again, release. The holder: release, tell. Where the machine is
+        # slow, the waiter may have looked again after its longest sleep: try, mark.
+        sent = statements_of_locks(counter)
+        assert len(sent) in (6, 8, 10), "\n".join(sent)
 
     def test_leases_are_extended_together(self, counter: Counter, stepper: Start) -> None:
         step = stepper()
@@ -87,6 +92,7 @@ def statements_of_locks(counter: Counter) -> list[str]:
 class TestSpace:
     """Rows are written in place: the table does not grow, and its index is not touched."""
 
+    @pytest.mark.timeout(240)
     def test_twenty_thousand_cycles_over_a_hundred_keys(self, counter: Counter) -> None:
         def cycles(times: int) -> Any:
             # Two processes, with half of the keys each.
@@ -95,7 +101,7 @@ class TestSpace:
                 for first in (0, 50)
             ]
             for child in started:
-                child.result(60)
+                child.result(200)
             return counter.ask(SIZE)
 
         # Some slack for when a process stands still in mid-statement and the server has to keep
@@ -139,14 +145,11 @@ class TestSQLite:
             locks["sqlite"].close()
         assert len(traced) == 20, traced
 
-    def test_the_file_does_not_grow(self, databases: None, key: str) -> None:
-        with sqlite3.connect(settings.DATABASES["default"]["NAME"]) as connection:
-
-            def pages() -> int:
+    def test_the_file_does_not_grow(self, databases: None, spawn: Spawner) -> None:
+        def pages_after(times: int) -> int:
+            spawn(children.hammer, "sqlite", 1000, 100, times).result()
+            with closing(sqlite3.connect(settings.DATABASES["default"]["NAME"])) as connection:
                 return int(connection.execute("PRAGMA page_count").fetchone()[0])
 
-            children.hammer("sqlite", 1000, 100, 100)
-            before = pages()
-            children.hammer("sqlite", 1000, 100, 300)
-            assert pages() == before
-        connection.close()
+        pages = pages_after(100)
+        assert pages_after(2_000) == pages

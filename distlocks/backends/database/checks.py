@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from django.apps import apps
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 def check_settings(backend: DatabaseBackend) -> list[CheckMessage]:
     """What can be told from the settings alone."""
+    if connections[backend.using].vendor == "mysql" and apps.is_installed("distlocks"):
+        # Which dialect it is, only the server can tell.
+        return []
     try:
         dialect = backend.dialect
     except ImproperlyConfigured as fault:

@@ -18,6 +18,7 @@ from distlocks.backends.base import BaseBackend
 from distlocks.claims import Grant, Holder, Request, to_us
 from distlocks.identity import new_owner_id
 from distlocks.models import Lock
+from distlocks.renewal import renewer
 from distlocks.testing import FakeClock, fake_clock, flush_events
 
 # Aliases of DISTLOCKS in tests.settings.
@@ -186,6 +187,7 @@ class Store:
         for lease in self._leases:
             with suppress(DistlocksError):
                 lease.release()
+        renewer.settle_releases()
         self._aside.submit(connections.close_all)
         self._aside.shutdown()
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from distlocks import Lease, db_lock, locks, renewal
 from distlocks.renewal import renewer
-from distlocks.testing import flush_events
 from tests.waiting import eventually
 
 
@@ -31,7 +30,6 @@ def hold(alias: str, *keys: str, **options: Any) -> None:
             case "lost?":
                 say("lost" if lease.lost else "kept")
             case "told?":
-                flush_events()
                 say("told" if lost else "not told")
             case "end":
                 return

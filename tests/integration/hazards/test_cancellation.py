@@ -72,15 +72,18 @@ class TestTaskThatAsks:
         self, store: Store, key: str, gate: MakeGate
     ) -> None:
         under_way = gate(store.backend, "try_acquire", after=True)
+        limit = asyncio.timeout(None)
 
-        async def let_go() -> None:
+        async def time_is_up() -> None:
             await eventually_on_loop(under_way.arrived.is_set)
-            await asyncio.sleep(0.05)
+            limit.reschedule(0)
+            await asyncio.sleep(0.01)
             under_way.open()
 
-        helper = asyncio.create_task(let_go())
+        helper = asyncio.create_task(time_is_up())
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(store.lock(key, timeout=5).aacquire(), 0.02)
+            async with limit:
+                await store.lock(key, timeout=5).aacquire()
         await helper
         await eventually_on_loop(lambda: store.is_free(key))
 

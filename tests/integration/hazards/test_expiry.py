@@ -19,7 +19,7 @@ SECOND = 1_000_000
 
 @for_stores(KINDS_OF_SHARED_STORES)
 class TestKilledHolder:
-    """A process is killed while it holds: those who wait must not wait for longer than its lease."""
+    """A process is killed while it holds: nobody must wait for longer than its lease."""
 
     def test_who_waits_has_the_key_soon_after_its_expiry(
         self, store: Store, key: str, spawn: Spawner, start: Callable[..., Future[Any]]
@@ -76,7 +76,7 @@ class TestRepeatedRenewal:
         self, store: Store, key: str, moved_clock: FakeClock
     ) -> None:
         lease = store.hold(key, ttl=10)
-        for _ in range(30):
+        for _ in range(10):
             lease.extend()
             moved_clock.advance(4)
             lease.extend()
@@ -101,16 +101,15 @@ class TestLongWaits:
     ) -> None:
         """And the lease counts from when it is had, not from when the waiting began."""
         rival = store.hold(key, ttl=30)
-        real = store.backend.wait
         began = moved_clock.now()
 
-        def wait(*args: Any) -> None:
-            real(*args)
-            if moved_clock.now() - began > 2.1:
+        def wait(denial: Any, until: float, attempt: int) -> None:
+            moved_clock.advance(min(4, until - moved_clock.now()))
+            if moved_clock.now() - began > 20:
                 rival.release()
 
         monkeypatch.setattr(store.backend, "wait", wait)
         lease = store.lock(key, ttl=2, timeout=60, renew=False).acquire()
-        assert lease.waited > 2.1
+        assert lease.waited > 20
         assert 1.9 < lease.remaining <= 2
         assert lease.release() is True
