@@ -2,7 +2,6 @@
 
 import itertools
 import sqlite3
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,10 +49,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
     yield add
     # What could not be had is given back in the background, as long as there is such an alias.
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.cancel()
     renewer.settle_releases()
+    renewer._retries.clear()
     locks.close_all()
     for name in names:
         # A connection that could not be opened cannot be closed either.
@@ -190,6 +187,30 @@ def test_a_server_that_cannot_be_reached(added: Callable[..., str]) -> None:
     assert isinstance(message, Error)
     assert repr(using) in message.msg
     assert "refused" in message.msg
+
+
+@pytest.mark.parametrize("like", ["postgres", "mariadb"])
+def test_a_server_that_is_down_is_no_matter_to_the_check_of_the_settings(
+    added: Callable[..., str], like: str
+) -> None:
+    """It runs before nearly every command, where images are built without a database too."""
+    using = added(like, PORT=str(free_port()))
+    with locking_in(using):
+        assert check_settings() == []
+        # Asked, it is an error that the check reports, and does not fail of.
+        assert [message.id for message in check_stores(databases=[using])] == ["distlocks.E016"]
+
+
+@pytest.mark.parametrize("like", ["postgres", "mariadb"])
+def test_a_server_that_is_down_when_the_first_lock_is_asked_for(
+    added: Callable[..., str], like: str
+) -> None:
+    """Nothing is known of it yet, not even what kind of server it is."""
+    using = added(like, PORT=str(free_port()))
+    with locking_in(using):
+        for attempt in (db_lock("a", timeout=0).acquire, locks["default"].holders):
+            with pytest.raises(BackendUnavailable, match=using):
+                attempt()
 
 
 def test_a_file_that_cannot_be_opened(added: Callable[..., str], tmp_path: Path) -> None:

@@ -69,11 +69,9 @@ def server(
         connections["far"].close()
         yield private_server
         # What is still to be given back has nowhere to go.
-        for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
-                thread.cancel()
         proxy.mode = "reset"
         renewer.settle_releases()
+        renewer._retries.clear()
     del connections["far"]
 
 

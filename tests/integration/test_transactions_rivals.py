@@ -110,6 +110,7 @@ def test_waiting_inside_a_transaction_is_possible_where_the_lock_lives_outside(
     assert not waiting.done()
     lease.release()
     assert waiting.result(20) is True
+    assert is_free(key, lane)
 
 
 # A body that breaks its transaction

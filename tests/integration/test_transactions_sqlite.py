@@ -15,6 +15,7 @@ from django.test import override_settings
 
 from distlocks import BackendUnavailable, LeaseLost, LockTimeout, db_lock, locks
 from distlocks.models import Lock
+from distlocks.renewal import renewer
 from distlocks.signals import lease_lost
 from distlocks.testing import flush_events
 from tests.integration.test_transactions_end import Lane, is_free
@@ -248,6 +249,9 @@ def deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with override_settings(DISTLOCKS=overridden):
         call_command("migrate", database=alias, verbosity=0, run_syncdb=True)
         yield alias
+        # What could not be had is given back in the background, as long as there is such an alias.
+        renewer.settle_releases()
+        renewer._retries.clear()
         connections[alias].close()
         del connections[alias]
 

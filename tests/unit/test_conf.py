@@ -91,6 +91,11 @@ WRONG = [
     (12, "dialect", options(dialect="postgresql"), "'postgresql' is not a dialect"),
     (13, "listen", options(listen="no"), "must be True or False, not 'no'"),
     (13, "listen", options(listen=None), "must be True or False, not None"),
+    # GUARD_DATABASES
+    (17, "GUARD", entry(GUARD_DATABASES="default"), "['GUARD_DATABASES'] must be a list"),
+    (17, "GUARD", entry(GUARD_DATABASES=None), "['GUARD_DATABASES'] must be a list"),
+    (17, "GUARD", entry(GUARD_DATABASES=["default", "nowhere"]), "names 'nowhere', which is not"),
+    (17, "GUARD", entry(GUARD_DATABASES=[["default"]]), "names ['default'], which is not"),
     # What only a backend can find
     (0, "backend", entry(BACKEND=f"{__name__}.Unbuildable"), "This store needs a licence."),
 ]
@@ -141,8 +146,8 @@ def test_each_number_stands_for_one_setting() -> None:
     for number, setting, _, _ in WRONG:
         settings_of[number].add(setting)
     assert {n: s for n, s in settings_of.items() if len(s) > 1} == {}
-    # None is left out: the numbers of what can be told from settings alone.
-    assert sorted(settings_of) == list(range(14))
+    # None is left out of what can be told from settings alone; those between need a database.
+    assert sorted(settings_of) == [*range(14), 17]
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
@@ -213,6 +218,16 @@ def test_the_shortest_and_the_longest_lease_are_allowed(ttl: object) -> None:
         assert check_settings() == []
         # Unless said otherwise, no lease is longer than the usual one.
         assert locks["default"].params.max_ttl == locks["default"].params.ttl
+
+
+@override_settings()
+def test_locks_in_memory_need_no_database_at_all() -> None:
+    """What nobody has written down is no mistake."""
+    settings.DATABASES = {}
+    with override_settings(DISTLOCKS=entry()):
+        assert check_settings() == []
+        with db_lock("a"):
+            pass
 
 
 def test_the_settings_are_read_when_they_are_used() -> None:
