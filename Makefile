@@ -12,8 +12,8 @@ BIN := $(VENV)/bin
 # Narrow a test run: make test TESTS=tests/unit ARGS="-k key"
 TESTS ?=
 ARGS ?=
-# Tests mostly wait for something, so there may be more of them at once than cores.
-WORKERS ?= 4
+# Tests at a time. Each may start several processes: more than there are cores makes races slow.
+WORKERS ?= 2
 CORE_TESTS := tests/unit tests/integration tests/migration
 MATRIX ?= 3.12 3.13
 export DISTLOCKS_SOAK_SECONDS ?= 300
