@@ -106,7 +106,7 @@ def end_while_the_store_hangs(alias: str, key: str) -> None:
 
 def fork_while_holding(alias: str, key: str) -> dict[str, Any]:
     """What a forked child, and then its parent, found out about the parent's lease."""
-    lease = db_lock(f"{key}:parent", backend=alias, ttl=1, timeout=0).acquire()
+    lease = db_lock(f"{key}:parent", backend=alias, ttl=3, timeout=0).acquire()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
