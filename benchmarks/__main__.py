@@ -36,8 +36,9 @@ def main() -> None:
                 report.show(result)
             report.console.print(f"({name}: {time.monotonic() - began:.0f} s)\n", style="dim")
             results.extend(found)
-    if options.json:
-        report.write(options.json, versions, options.quick, results)
+            # After each: a long run that is broken off keeps what it has found.
+            if options.json:
+                report.write(options.json, versions, options.quick, results)
 
 
 if __name__ == "__main__":

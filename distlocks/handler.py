@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -27,6 +27,8 @@ class LockHandler:
         self._backends: dict[str, BaseBackend] = {}
         # Backends of the process that forked us. Finalising them would speak on its sockets.
         self._inherited: list[BaseBackend] = []
+        # Called with each backend that this process is done with.
+        self.when_closed: list[Callable[[BaseBackend], None]] = []
 
     def __getitem__(self, alias: str) -> BaseBackend:
         backend = self._backends.get(alias)
@@ -52,6 +54,8 @@ class LockHandler:
             backends, self._backends = list(self._backends.values()), {}
         for backend in backends:
             backend.close()
+            for forget in self.when_closed:
+                forget(backend)
 
     def _after_fork(self) -> None:
         self._mutex = threading.Lock()

@@ -21,6 +21,7 @@ from .backends.base import BaseBackend
 from .claims import MICROSECOND, Extension, Request
 from .clock import lease_now
 from .exceptions import DistlocksError
+from .handler import locks
 from .threads import JobThreads
 from .waiting import renewal_due, renewal_retry
 
@@ -294,6 +295,12 @@ class Renewer:
             )
         return worker
 
+    def forget(self, backend: BaseBackend) -> None:
+        """End the worker of a backend that is done with, after what it has to do."""
+        worker = self._workers.pop(backend, None)
+        if worker is not None:
+            worker.close(wait=False)
+
     # What a worker does
 
     def _extend(self, leases: list[Renewable]) -> None:
@@ -356,6 +363,7 @@ class Renewer:
 
 
 renewer = Renewer()
+locks.when_closed.append(renewer.forget)
 
 
 def _finish_at_exit() -> None:

@@ -53,14 +53,14 @@ class JobThreads:
         self.put(done.set)
         return done.wait(timeout)
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """End the threads after what has been put so far; a later job starts new ones."""
         with self._mutex:
             threads, self._threads = self._threads, []
             jobs, self._jobs = self._jobs, queue.SimpleQueue()
             for _ in threads:
                 jobs.put(None)
-        for thread in threads:
+        for thread in threads if wait else ():
             if thread is not threading.current_thread():
                 thread.join()
 

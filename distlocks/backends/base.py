@@ -63,7 +63,8 @@ class BaseBackend(ABC):
 
     @abstractmethod
     def release(self, grant: Grant) -> bool:
-        """Free the keys that are still this grant's; whether all of them were.
+        """Free the keys that are still this grant's; whether all of them were, now or when an
+        earlier release of it freed them.
 
         A key whose minimum hold has not passed stays taken until then. What another owner has
         meanwhile is not touched.

@@ -38,6 +38,10 @@ Row = tuple[Any, ...]
 # passed us to another session, or that no longer fits its table.
 PREPARED_IS_GONE = ("26000", "0A000")
 
+# SQLSTATE of a name that is prepared already, by another client of a pooling proxy. The name is a
+# digest of the text, so it is the same statement; but the error may have broken a transaction.
+PREPARED_ALREADY = "42P05"
+
 # How often work whose connection broke is done again: a server that restarts ends sessions that
 # have only just begun.
 RESENDS = 2
@@ -62,9 +66,9 @@ class Session:
         self.is_callers = is_callers
         # The statement that begins a transaction on a connection that Django does not know of.
         self._begin = begin
-        # Names of statements that the server has prepared for this connection; None where they
-        # must not be used.
-        self.prepared: set[str] | None = set() if begin else None
+        # Names of statements that the server has prepared for this connection, with the moment on
+        # the lease clock; None where they must not be used.
+        self.prepared: dict[str, float] | None = {} if begin else None
         self._cursor: Any = None
 
     @property
@@ -166,7 +170,7 @@ class OwnConnection(Channel):
                         self._session.prepared = None
                     elif self._is_broken(error):
                         self._drop()
-                    else:
+                    elif error_code(error) != PREPARED_ALREADY:
                         raise
             return work(self._usable())
         except DatabaseError as error:

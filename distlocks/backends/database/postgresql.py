@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import DatabaseError
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
+from ... import clock
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT
 from .channels import OwnConnection, Row, Session, error_code
@@ -177,10 +177,9 @@ TYPES = {
     **dict.fromkeys(("keys", "owners"), "text[]"),
     "metadata": "jsonb",
 }
-# SQLSTATE of a name that is prepared already: by another client of a pooling proxy. The name is a
-# digest of the text, so it is the same statement.
-PREPARED_ALREADY = "42P05"
-
+# Seconds after which a statement is planned anew. The server keeps a plan until the statistics of
+# the table are renewed, also one that reads the whole table, because it was small.
+REPLAN_AFTER = 30.0
 
 # SQLSTATE of lock_timeout: another statement has the row in its hands.
 ROW_BUSY = "55P03"
@@ -206,13 +205,14 @@ class Statement:
         prepared = session.prepared
         if prepared is None:
             return session.execute(self.sql, params)
-        if self.name not in prepared:
-            try:
-                session.execute(self.prepare)
-            except DatabaseError as error:
-                if error_code(error) != PREPARED_ALREADY:
-                    raise
-            prepared.add(self.name)
+        now = clock.lease_now()
+        planned = prepared.get(self.name)
+        if planned is None or now - planned > REPLAN_AFTER:
+            if planned is not None:
+                session.execute(f"DEALLOCATE {self.name}")
+            # Noted first: if the name is prepared already, the work is done again with it.
+            prepared[self.name] = now
+            session.execute(self.prepare)
         return session.execute(self.execute, params)
 
 

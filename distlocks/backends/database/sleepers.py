@@ -49,28 +49,33 @@ class Sleepers:
 
     def sleep(self, key: str, until: float, attempt: int) -> None:
         """Block until `key` seems free, at the latest until `until` on the lease clock."""
-        listener = self._hearing_listener()
         with self.wakeups.ticket(key) as ticket:
-            if listener is not None:
-                if self._mark(key) and listener.hearing:
-                    ticket.wait(until)
-                return
-            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
+            while True:
+                # Asked each time: announcements may have come to be heard.
+                listener = self._hearing_listener()
+                if listener is not None:
+                    if self._mark(key) and listener.hearing:
+                        ticket.wait(until)
+                    return
+                if ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
+                    return
                 attempt += 1
                 if clock.lease_now() >= until or not self._is_taken(key):
                     return
 
     async def asleep(self, key: str, until: float, attempt: int) -> None:
         """See sleep()."""
-        listener = self._hearing_listener()
         with self.wakeups.ticket(key) as ticket:
-            if listener is not None:
-                if await offload(lambda: self._mark(key)) and listener.hearing:
-                    await ticket.wait_async(until)
-                return
-            while not await ticket.wait_async(
-                min(until, clock.lease_now() + self._poll_delay(attempt))
-            ):
+            while True:
+                listener = self._hearing_listener()
+                if listener is not None:
+                    if await offload(lambda: self._mark(key)) and listener.hearing:
+                        await ticket.wait_async(until)
+                    return
+                if await ticket.wait_async(
+                    min(until, clock.lease_now() + self._poll_delay(attempt))
+                ):
+                    return
                 attempt += 1
                 if clock.lease_now() >= until or not await offload(lambda: self._is_taken(key)):
                     return

@@ -312,9 +312,9 @@ class TestRenewal:
         self, store: Store, key: str, start: Callable[..., Future[Any]]
     ) -> None:
         """A body longer than the shortest lease there is keeps its lock all the while."""
-        with store.lock(key, ttl=1, timeout=0) as lease:
+        with store.lock(key, ttl=1.5, timeout=0) as lease:
             first_deadline = lease.deadline
-            rival = start(store.lock(key, timeout=1.02).try_acquire)
+            rival = start(store.lock(key, timeout=1.5).try_acquire)
             assert rival.result(10) is None
             assert lease_now() > first_deadline
             lease.check()

@@ -7,8 +7,12 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from django.conf import settings
+from django.test.utils import override_settings
+
 from distlocks import Lease, db_lock, locks, renewal
 from distlocks.renewal import renewer
+from distlocks.testing import fake_clock
 from tests.waiting import eventually
 
 
@@ -180,9 +184,9 @@ def go_on_after_code_that_exits() -> dict[str, bool]:
         backend.force_release(lease.keys[0])
         eventually(lambda lease=lease: lease.lost)  # type: ignore[misc]
     backend.extend = exit_in_store
-    db_lock("third", backend="memory", ttl=1).acquire()
+    db_lock("third", backend="memory", ttl=2).acquire()
     failed.wait(5)
-    fourth = db_lock("fourth", backend="memory", ttl=1).acquire()
+    fourth = db_lock("fourth", backend="memory", ttl=2).acquire()
     deadline = fourth.deadline
     with suppress(AssertionError):
         eventually(lambda: fourth.deadline > deadline, within=2)
@@ -199,7 +203,7 @@ def renew_after_the_renewer_ended() -> bool:
     renewal.LINGER, renewal.IDLE_AFTER = 0.01, 0.0
     db_lock("key", backend="memory", ttl=1).acquire().release()
     eventually(lambda: not runs())
-    lease = db_lock("key", backend="memory", ttl=1).acquire()
+    lease = db_lock("key", backend="memory", ttl=2).acquire()
     first = lease.deadline
     with suppress(AssertionError):
         eventually(lambda: lease.deadline > first, within=2)
@@ -213,17 +217,35 @@ def close_while_used(alias: str, key: str) -> dict[str, Any]:
 
     def work() -> None:
         nonlocal turns, inside, most
-        for _ in range(10):
+        for _ in range(4):
             with db_lock(key, backend=alias, timeout=30):
                 inside += 1
                 most = max(most, inside)
                 turns += 1
                 inside -= 1
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(3)]
     for worker in workers:
         worker.start()
     while any(worker.is_alive() for worker in workers):
         locks[alias].close()
     held.extend()
     return {"turns": turns, "most at once": most, "kept": held.release()}
+
+
+def threads_after_changes(alias: str, key: str) -> int:
+    """How many threads are left that talk to the store, after several changes of DISTLOCKS."""
+
+    def left() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name.startswith(("distlocks-worker", "distlocks-data"))]
+
+    for _ in range(6):
+        with override_settings(DISTLOCKS=dict(settings.DISTLOCKS)), fake_clock() as clock:
+            lease = db_lock(key, backend=alias, ttl=10, timeout=0).acquire()
+            clock.advance(10)
+            lease.release()
+    locks.close_all()
+    with suppress(AssertionError):
+        eventually(lambda: len(left()) <= 2, within=2)
+    return len(left())

@@ -26,7 +26,7 @@ class TestKilledHolder:
     ) -> None:
         """Not when the waiting would have been given up, also when the lease had been renewed."""
         a, b = f"{key}:a", f"{key}:b"
-        child = spawn(roles.hold, store.alias, a, b, ttl=3)
+        child = spawn(roles.hold, store.alias, a, b, ttl=2)
         child.readline()
         in_thread = start(store.lock(a, timeout=60).acquire)
         on_loop = start(asyncio.run, store.lock(b, timeout=60).aacquire())
@@ -35,7 +35,7 @@ class TestKilledHolder:
         assert not in_thread.done()
         assert not on_loop.done()
         child.kill()
-        assert store.row(a).expires_at <= now_us() + 3 * SECOND, "a renewal never makes it immortal"
+        assert store.row(a).expires_at <= now_us() + 2 * SECOND, "a renewal never makes it immortal"
         for waiter in (in_thread, on_loop):
             lease = waiter.result(10)
             assert lease.release() is True

@@ -82,7 +82,7 @@ class TestFailingRenewal:
 
     @for_stores(POSTGRES_STORES)
     def test_a_broken_connection_costs_no_lock(self, proxied: Proxied, key: str) -> None:
-        with proxied.lock(key, ttl=1, timeout=0) as lease:
+        with proxied.lock(key, ttl=2, timeout=0) as lease:
             first = lease.deadline
             proxied.proxy.cut()
             eventually(lambda: lease.deadline > first)
@@ -105,14 +105,14 @@ class TestFailingRenewal:
         self, store: Store, key: str, start: Callable[..., Future[Any]]
     ) -> None:
         """A transaction that keeps the whole database locked for less than a lease."""
-        lease = store.hold(key, ttl=1)
+        lease = store.hold(key, ttl=2)
         first = lease.deadline
         began = lease_now()
 
         def write_for_a_while() -> None:
             with closing(connections[store.using].copy()) as other, other.cursor() as cursor:
                 cursor.execute("BEGIN IMMEDIATE")
-                eventually(lambda: lease_now() > began + 0.5)
+                eventually(lambda: lease_now() > began + 0.8)
                 cursor.execute("ROLLBACK")
 
         start(write_for_a_while).result(20)
@@ -153,7 +153,7 @@ class TestTellingOfALoss:
             assert lease.lost
             assert lease_now() < lease.deadline, "it was told before its deadline"
 
-        lock = store.lock(key, ttl=1, timeout=0, on_lost=lambda lease: lost.set())
+        lock = store.lock(key, ttl=2, timeout=0, on_lost=lambda lease: lost.set())
         with pytest.raises(LeaseLost), lock as lease:
             work(lease)
 
@@ -244,9 +244,9 @@ class TestHungRenewal:
         self, proxied: Proxied, key: str, told: Told
     ) -> None:
         heard: list[Any] = []
-        kept = db_lock(f"{key}:kept", backend="sqlite", ttl=1, timeout=0).acquire()
+        kept = db_lock(f"{key}:kept", backend="sqlite", ttl=1.2, timeout=0).acquire()
         first = kept.deadline
-        hung = proxied.hold(key, ttl=1, on_lost=heard.append)
+        hung = proxied.hold(key, ttl=1.5, on_lost=heard.append)
         proxied.proxy.mode = "blackhole"
         self.must_be_known(hung, heard, told)
         assert lease_now() > first
@@ -370,7 +370,7 @@ class TestTheRenewerGoesOn:
     """Nothing that happens to one lock keeps the next one from being renewed."""
 
     def renews(self, store: Store, key: str) -> None:
-        lease = store.hold(f"{key}:next", ttl=1)
+        lease = store.hold(f"{key}:next", ttl=2)
         first = lease.deadline
         eventually(lambda: lease.deadline > first, within=5)
         assert lease.release() is True
@@ -398,7 +398,7 @@ class TestTheRenewerGoesOn:
 
     def test_after_the_settings_changed(self, store: Store, key: str, settings: Settings) -> None:
         """Backends are rebuilt then; a lease of an earlier one goes on."""
-        lease = store.hold(key, ttl=1)
+        lease = store.hold(key, ttl=2)
         first = lease.deadline
         settings.DISTLOCKS = {**settings.DISTLOCKS, "another": {}}
         eventually(lambda: lease.deadline > first, within=5)

@@ -55,8 +55,8 @@ class Rig:
         self._numbers = itertools.count()
         self._pids: dict[str, int] = {}
         self._said: defaultdict[str, deque[dict[str, Any]]] = defaultdict(deque)
-        self._journal = journal.Journal(folder / "conductor.jsonl")
         store.open_accounts(self.keys)
+        self._journal = journal.Journal(folder / "conductor.jsonl")
 
     # Orders
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,14 @@ def make_rig(
     fork_server: Child, stores: dict[str, Store], tmp_path: Path, key: str
 ) -> Iterator[Callable[..., Rig]]:
     """`make_rig("postgres", 10)`: a rig on a store, over that many keys that no other test uses."""
+    numbers = count()
     with ExitStack() as running:
 
-        def make(store: str, count: int = 1, **plan: Any) -> Rig:
-            folder = tmp_path / f"journals-{key}-{len(list(tmp_path.iterdir()))}"
+        def make(store: str, keys: int = 1, **plan: Any) -> Rig:
+            folder = tmp_path / f"journals-{key}-{next(numbers)}"
             folder.mkdir()
-            keys = [f"{folder.name}-{number}" for number in range(count)]
-            rig = Rig(fork_server, stores[store], folder, keys, **plan)
+            names = [f"{folder.name}-{number}" for number in range(keys)]
+            rig = Rig(fork_server, stores[store], folder, names, **plan)
             running.callback(rig.close)
             return rig
 
