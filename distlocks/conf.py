@@ -236,7 +236,7 @@ class _Checked:
             )
             return
         for alias in guarded:
-            if alias not in settings.DATABASES:
+            if not isinstance(alias, str) or alias not in settings.DATABASES:
                 yield InvalidSetting(
                     17,
                     f"{where} names {alias!r}, which is not in DATABASES.",
