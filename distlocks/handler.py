@@ -28,7 +28,7 @@ class LockHandler:
         # Backends of the process that forked us. Finalising them would speak on its sockets.
         self._inherited: list[BaseBackend] = []
         # Called with each backend that this process is done with.
-        self.when_closed: list[Callable[[BaseBackend], None]] = []
+        self._when_closed: list[Callable[[BaseBackend], None]] = []
 
     def __getitem__(self, alias: str) -> BaseBackend:
         backend = self._backends.get(alias)
@@ -54,7 +54,7 @@ class LockHandler:
             backends, self._backends = list(self._backends.values()), {}
         for backend in backends:
             backend.close()
-            for forget in self.when_closed:
+            for forget in self._when_closed:
                 forget(backend)
 
     def _after_fork(self) -> None:

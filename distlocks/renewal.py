@@ -363,7 +363,7 @@ class Renewer:
 
 
 renewer = Renewer()
-locks.when_closed.append(renewer.forget)
+locks._when_closed.append(renewer.forget)
 
 
 def _finish_at_exit() -> None:
