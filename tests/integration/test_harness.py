@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -536,12 +536,21 @@ def nested_pytest(*args: str, env: dict[str, str]) -> subprocess.CompletedProces
     )
 
 
+def open_files(pid: int) -> list[str]:
+    """What a process has open; nothing of what was closed, or had ended, while it was read."""
+    targets = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                targets.append(os.readlink(entry))
+    return targets
+
+
 def listening(pid: int) -> set[tuple[str, str, int]]:
     """Protocol, address and port of every socket on which a process or one below it listens."""
     inodes = set()
     for member in [pid, *processes.descendants(pid)]:
-        for entry in Path(f"/proc/{member}/fd").iterdir():
-            target = os.readlink(entry)
+        for target in open_files(member):
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
     found = set()
