@@ -340,6 +340,11 @@ class Renewer:
 
     # For tests
 
+    def leases(self) -> list[Renewable]:
+        """All that are kept at the moment."""
+        with self._condition:
+            return [lease for leases in self._ticks.values() for lease in leases.values()]
+
     def next_due(self) -> float:
         """When something is to be done next, on the lease clock."""
         with self._condition:

@@ -10,6 +10,8 @@ from django.db import connections
 from django.test.utils import setup_databases
 from pytest_django import DjangoDbBlocker
 
+from distlocks import Lease
+from distlocks.renewal import renewer
 from tests.servers import session
 from tests.servers.children import Spawner
 from tests.servers.mariadb import MariaDBServer
@@ -49,6 +51,15 @@ def databases(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iter
         yield
         # A connection that the test broke, or left in a transaction, is not the next test's.
         connections.close_all()
+
+
+@pytest.fixture(autouse=True)
+def no_lease_outlives_its_test() -> Iterator[None]:
+    """What a test has left held is neither renewed nor missed beside the tests after it."""
+    yield
+    for lease in renewer.leases():
+        if isinstance(lease, Lease):
+            lease.drop()
 
 
 @pytest.fixture

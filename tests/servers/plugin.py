@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,9 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, Any, Any]:
+    # A shell that starts a job in the background has it ignore what the tests send around.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     options = early_config.known_args_namespace
     if runs_tests(options) and not distributes(options):
         session.open_folder()

@@ -50,6 +50,11 @@ RESENDS = 2
 # usable, they connect anew and say yes.
 SESSION_IS_GONE = (1927, 2006, 2013, 4031)
 
+# Seconds after which the server ends a session of ours that is idle inside a transaction. Its
+# process stands still, or has left the network, and others wait for the rows that it has in its
+# hands; between two statements of ours lie microseconds.
+IDLE_IN_TRANSACTION = 2
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
@@ -142,10 +147,12 @@ class OwnConnection(Channel):
         *,
         begin: str,
         adapt: Callable[[dict[str, Any]], None],
+        on_open: str = "",
         survives_fork: bool = True,
     ) -> None:
         self._alias = alias
         self._begin = begin
+        self._on_open = on_open
         self._adapt = adapt
         self._mutex = threading.Lock()
         self._wrapper: BaseDatabaseWrapper | None = None
@@ -204,8 +211,10 @@ class OwnConnection(Channel):
         if self._session is None or self._name != name:
             self._drop()
             self._wrapper = self.open()
-            self._session = Session(self._wrapper, begin=self._begin)
-            self._name = name
+            session = Session(self._wrapper, begin=self._begin)
+            if self._on_open:
+                session.execute(self._on_open)
+            self._session, self._name = session, name
         return self._session
 
     def _is_broken(self, error: Exception) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import Any, TypeVar
 
 from django.db import OperationalError
@@ -14,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ... import clock
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
-from .channels import OwnConnection, Session, error_code
+from .channels import IDLE_IN_TRANSACTION, OwnConnection, Session, error_code
 from .dialect import (
     HOLDER_COLUMNS,
     Batch,
@@ -27,6 +26,8 @@ from .dialect import (
 )
 
 T = TypeVar("T")
+# Key, owner id, fencing token, ttl and minimum hold in microseconds.
+Wanted = tuple[str, str, int, int, int]
 
 # The server's clock in microseconds, in UTC: UNIX_TIMESTAMP(SYSDATE(6)) goes back by an hour when
 # the server's time zone leaves summer time. It is the beginning of the statement, which here is
@@ -69,18 +70,24 @@ UPDATE {t} SET
 WHERE `key` = %(key)s AND owner_id = %(owner)s{and_token}
 """
 
-# Invariant: rows are locked by their keys, then checked, then extended; those in another
-# transaction's hands are skipped and read plainly: busy, not lost.
+# Invariant: only live rows of this owner and token change. The wanted ones are a JSON array; the
+# join looks each key up, where a small table would otherwise be read, and locked row by row, from
+# end to end: others, who wait for nothing, would find rows busy that nobody wants.
+EXTEND = """
+UPDATE JSON_TABLE(%(wanted)s, '$[*]' COLUMNS (
+  k VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[0]',
+  owner_id VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PATH '$[1]',
+  fencing_token BIGINT PATH '$[2]',
+  ttl BIGINT PATH '$[3]',
+  min_hold BIGINT PATH '$[4]')) AS wanted
+STRAIGHT_JOIN {t} AS l FORCE INDEX (PRIMARY) ON l.`key` = wanted.k
+SET l.expires_at = GREATEST({us} + wanted.ttl, l.acquired_at + wanted.min_hold)
+WHERE l.owner_id = wanted.owner_id AND l.fencing_token = wanted.fencing_token
+  AND l.expires_at > {us}
+"""
 LIVE = """
 SELECT `key`, owner_id, fencing_token FROM {t}
-WHERE `key` IN %(keys)s AND expires_at > {us} ORDER BY `key`
-"""
-# Without the hint, a small table is read, and locked row by row, from end to end: others, who wait
-# for nothing, would find rows busy that nobody wants.
-EXTEND = """
-UPDATE {t} FORCE INDEX (PRIMARY)
-SET expires_at = GREATEST({us} + %(ttl)s, acquired_at + %(min_hold)s)
-WHERE `key` IN %(keys)s
+WHERE `key` IN %(keys)s AND expires_at > {us}
 """
 
 HOLDERS = """
@@ -141,9 +148,8 @@ class MariaDB(Dialect):
         release = NOT_WAITING + RELEASE
         self._release = release.format(**names, and_token=" AND fencing_token = %(token)s")
         self._abandon = release.format(**names, and_token="")
+        self._extend = NOT_WAITING + EXTEND.format(**names)
         self._live = LIVE.format(**names)
-        self._live_locked = self._live + " FOR UPDATE SKIP LOCKED"
-        self._extend = EXTEND.format(**names)
         self._holders = HOLDERS.format(**names)
         self._is_taken = IS_TAKEN.format(**names)
         self._is_taken_locked = NOT_WAITING + self._is_taken + " FOR UPDATE"
@@ -155,7 +161,12 @@ class MariaDB(Dialect):
         self._delete = DELETE.format(**names)
 
     def channel(self) -> OwnConnection:
-        return OwnConnection(self.alias, begin="START TRANSACTION", adapt=_adapt)
+        return OwnConnection(
+            self.alias,
+            begin="START TRANSACTION",
+            adapt=_adapt,
+            on_open=f"SET SESSION idle_transaction_timeout = {IDLE_IN_TRANSACTION}",
+        )
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         params = acquire_params(key, request)
@@ -175,29 +186,39 @@ class MariaDB(Dialect):
     def extend(
         self, session: Session, extensions: Sequence[Extension]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        wanted = {
-            (key, extension.grant.owner_id, token): (
-                extension.ttl_us,
-                extension.grant.min_hold_us,
-            )
+        wanted = sorted(
+            (key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
             for extension in extensions
-            for key, token in zip(extension.grant.keys, extension.grant.fencing_tokens, strict=True)
+            for grant in (extension.grant,)
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
+        )
+        try:
+            return self._extend_all(session, wanted), set()
+        except OperationalError as error:
+            if error_code(error) != ROW_BUSY:
+                raise
+        # Some row is in another transaction's hands: that one must not fail the others.
+        extended, busy = set(), set()
+        for one in wanted:
+            try:
+                extended |= self._extend_all(session, [one])
+            except OperationalError as error:
+                if error_code(error) != ROW_BUSY:
+                    raise
+                busy |= self._still_ours(session, [one])
+        return extended, busy
+
+    def _extend_all(self, session: Session, wanted: Sequence[Wanted]) -> set[tuple[str, str]]:
+        if session.count(self._extend, {"wanted": as_json(wanted)}) == len(wanted):
+            return {(key, owner_id) for key, owner_id, *_ in wanted}
+        # Nobody else extends them: what is ours and live now has been extended.
+        return self._still_ours(session, wanted)
+
+    def _still_ours(self, session: Session, wanted: Sequence[Wanted]) -> set[tuple[str, str]]:
+        rows = set(session.execute(self._live, {"keys": tuple({key for key, *_ in wanted})}))
+        return {
+            (key, owner_id) for key, owner_id, token, *_ in wanted if (key, owner_id, token) in rows
         }
-        if not wanted:
-            return set(), set()
-        keys = {"keys": tuple(sorted({key for key, _, _ in wanted}))}
-        with session.transaction():
-            had = [row for row in session.execute(self._live_locked, keys) if row in wanted]
-            # One update for all that want the same, which nearly always means one.
-            terms = wanted.__getitem__
-            for (ttl, min_hold), rows in groupby(sorted(had, key=terms), terms):
-                params = {"ttl": ttl, "min_hold": min_hold, "keys": tuple(row[0] for row in rows)}
-                session.execute(self._extend, params)
-        extended = {(key, owner_id) for key, owner_id, _ in had}
-        if len(had) == len(wanted):
-            return extended, set()
-        ours = {row[:2] for row in session.execute(self._live, keys) if row in wanted}
-        return extended, ours - extended
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         params = {"prefix": prefix, "limit": 2**63 - 1 if limit is None else limit}
@@ -246,9 +267,9 @@ class MariaDB(Dialect):
         return error_code(error) == ROW_BUSY
 
 
-def as_json(keys: Sequence[str]) -> str:
-    """The parameter of DELETE."""
-    return json.dumps(keys, ensure_ascii=False)
+def as_json(rows: Sequence[object]) -> str:
+    """The rows that EXTEND and DELETE join."""
+    return json.dumps(rows, ensure_ascii=False)
 
 
 def _persistently(session: Session, work: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from ... import clock
 from ...claims import Extension, Holder, Request
 from ...waiting import ROW_WAIT
-from .channels import OwnConnection, Row, Session, error_code
+from .channels import IDLE_IN_TRANSACTION, OwnConnection, Row, Session, error_code
 from .dialect import (
     HOLDER_COLUMNS,
     MARK_US,
@@ -216,6 +216,11 @@ class Statement:
         return session.execute(self.execute, params)
 
 
+# In one message, and for the transaction only: through a pooling proxy, a session's setting would
+# reach others.
+BEGIN = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION}s'"
+
+
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, through psycopg 3 or, without announcements, psycopg2."""
 
@@ -258,7 +263,7 @@ class PostgreSQL(Dialect):
         return statements[name].run(session, params)
 
     def channel(self) -> OwnConnection:
-        return OwnConnection(self.alias, begin="BEGIN", adapt=_adapt)
+        return OwnConnection(self.alias, begin=BEGIN, adapt=_adapt)
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         rows = self._execute(session, "acquire", acquire_params(key, request))

@@ -39,6 +39,24 @@ def hold(alias: str, *keys: str, **options: Any) -> None:
                 return
 
 
+def take_with_a_halt(alias: str, *keys: str) -> None:
+    """Take several keys, with a halt between the first and the second until told to go on."""
+    dialect = locks[alias].dialect  # type: ignore[attr-defined]
+    real = dialect.acquire
+
+    def acquire(session: Any, key: str, *args: Any) -> Any:
+        taken = real(session, key, *args)
+        if key == keys[0]:
+            dialect.acquire = real
+            say("has the first")
+            input()
+        return taken
+
+    dialect.acquire = acquire
+    lease = db_lock(*keys, backend=alias, timeout=0).try_acquire()
+    say("denied" if lease is None else "had them")
+
+
 def wait(alias: str, key: str, **options: Any) -> None:
     """Wait for the key, which is held; say when the waiting begins and when it is over."""
     backend = locks[alias]

@@ -1,7 +1,9 @@
-"""A process dies in the middle of an acquire: what it leaves behind expires."""
+"""A process dies or stands still in the middle of an acquire: what it leaves behind passes."""
+
+import pytest
 
 from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
-from tests.integration.hazards import endings
+from tests.integration.hazards import endings, roles
 from tests.servers.children import Spawner
 
 
@@ -28,3 +30,25 @@ def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
         assert store.backend.holders(f"{key}:{count}:") == []
         for keys in asked:
             store.hold(*keys, renew=False)
+
+
+@for_stores(("postgres", "mariadb"))
+@pytest.mark.parametrize("ends", [True, False], ids=["for good", "for a while"])
+def test_who_stands_still_between_two_keys_keeps_nobody_from_the_first(
+    store: Store, key: str, spawn: Spawner, ends: bool
+) -> None:
+    """It has the row of the first in its hands, and its own lease of it has not even begun."""
+    keys = [f"{key}:{number}" for number in range(2)]
+    stalled = spawn(roles.take_with_a_halt, store.alias, *keys)
+    stalled.expect("has the first")
+    stalled.pause()
+    lease = store.hold(keys[0], timeout=20)
+    if ends:
+        stalled.kill()
+    else:
+        stalled.resume()
+        stalled.send()
+        # Its session is gone: it has asked again for both.
+        stalled.expect("denied")
+    lease.extend()
+    assert [holder.owner_id for holder in store.backend.holders(key)] == [lease.owner_id]
