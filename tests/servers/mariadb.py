@@ -68,23 +68,24 @@ class MariaDBServer(Server):
         except pymysql.MySQLError:
             return False
 
-    def ask(self, query: str, *params: object) -> tuple[tuple[Any, ...], ...]:
-        """What the server answers its administrator, outside every database."""
+    def connect(self, database: str | None = None) -> Any:
+        """A connection in autocommit."""
         import pymysql
 
-        parts = urlsplit(self.url)
-        with (
-            pymysql.connect(
-                host=self.host,
-                port=self.port,
-                user=self.user,
-                password=unquote(parts.password or ""),
-                charset="utf8mb4",
-                connect_timeout=2,
-                autocommit=True,
-            ) as connection,
-            connection.cursor() as cursor,
-        ):
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=unquote(urlsplit(self.url).password or ""),
+            database=database,
+            charset="utf8mb4",
+            connect_timeout=2,
+            autocommit=True,
+        )
+
+    def ask(self, query: str, *params: object) -> tuple[tuple[Any, ...], ...]:
+        """What the server answers its administrator, outside every database."""
+        with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(query, params or None)
             return tuple(cursor.fetchall())
 

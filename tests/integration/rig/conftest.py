@@ -13,9 +13,16 @@ from psycopg.sql import SQL, Identifier
 
 from tests.integration.rig import worker
 from tests.integration.rig.conductor import Rig
-from tests.integration.rig.store import ObservablePostgres, PostgresStore, SQLiteStore, Store
+from tests.integration.rig.store import (
+    MariaDBStore,
+    ObservablePostgres,
+    PostgresStore,
+    SQLiteStore,
+    Store,
+)
 from tests.servers import session
 from tests.servers.children import Child, Spawner
+from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
 
 
@@ -49,6 +56,9 @@ def stores(rig_postgres: str, fork_server: Child) -> Iterator[dict[str, Store]]:
     found: dict[str, Store] = {
         "sqlite": SQLiteStore(str(settings.DATABASES["default"]["NAME"])),
         "postgres": PostgresStore(rig_postgres, settings.DATABASES["postgres"]["NAME"]),
+        "mariadb": MariaDBStore(
+            session.server(MariaDBServer), settings.DATABASES["mariadb"]["NAME"]
+        ),
     }
     yield found
     for store in found.values():

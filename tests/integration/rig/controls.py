@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from distlocks import waiting
-from distlocks.backends.database import postgresql, sqlite
+from distlocks.backends.database import mariadb, postgresql, sqlite
 from distlocks.backends.database.channels import Session
 from distlocks.backends.database.dialect import Taken
 from distlocks.backends.database.listener import HELLO
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 IS_LIVE = r"expires_at > \{us\} AND owner_id <> %\(owner\)s"
 IS_FREE = r"l\.expires_at <= \{us\} OR l\.owner_id = excluded\.owner_id"
+IS_FREE_ON_MARIADB = r"expires_at <= VALUES\(acquired_at\)"
 
 
 def ignores_expiry() -> None:
     """An acquire that takes the key whether or not somebody has it."""
     for module in (postgresql, sqlite):
         module.ACQUIRE = altered(module.ACQUIRE, (IS_LIVE, "false"), (IS_FREE, "true"))
+    _alter_mariadb("true")
 
 
 def never_takes_over() -> None:
@@ -40,6 +42,12 @@ def never_takes_over() -> None:
             (IS_LIVE, "expires_at > 0 AND owner_id <> %(owner)s"),
             (IS_FREE, "l.expires_at = 0"),
         )
+    _alter_mariadb("expires_at = 0")
+
+
+def _alter_mariadb(is_free: str) -> None:
+    mariadb.ACQUIRE = altered(mariadb.ACQUIRE, (IS_FREE_ON_MARIADB, is_free))
+    mariadb.OURS = altered(mariadb.OURS, (IS_FREE_ON_MARIADB, is_free))
 
 
 def values_from_before_the_wait() -> None:
@@ -52,6 +60,8 @@ def values_from_before_the_wait() -> None:
     )
     # However long the other one takes.
     postgresql.BOUNDED = altered(postgresql.BOUNDED, (r"'\d+ms'", "'20s'"))
+    # There, a statement that waits has always read the clock before.
+    mariadb.NOT_WAITING = ""
 
 
 def tells_nobody() -> None:
@@ -79,7 +89,8 @@ def altered(text: str, *changes: tuple[str, str]) -> str:
 def latch(connection: BaseDatabaseWrapper, key: str) -> None:
     """Have the row of a key in the hands until the transaction ends."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM distlocks_lock WHERE key = %s FOR UPDATE", [key])
+        column = connection.ops.quote_name("key")
+        cursor.execute(f"SELECT 1 FROM distlocks_lock WHERE {column} = %s FOR UPDATE", [key])
         assert cursor.fetchone(), f"there is no row of {key}"
 
 

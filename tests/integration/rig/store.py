@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import psycopg
 
-from distlocks.backends.database import postgresql, sqlite
+from distlocks.backends.database import mariadb, postgresql, sqlite
 from tests.integration.rig import checker
 from tests.integration.rig.observer import Observer, check_versions
+from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
 
 
@@ -34,6 +35,11 @@ class Store(ABC):
     @abstractmethod
     def now_us(self) -> int:
         """The server's clock."""
+
+    def waits_for_row(self) -> bool:
+        """Whether somebody waits, in a statement or between two, for a row that another has in its
+        hands."""
+        raise NotImplementedError
 
     def is_writable(self) -> bool:
         """False if some process stands still in the middle of what no other can get past."""
@@ -99,7 +105,6 @@ class PostgresStore(Store):
         return int(self.execute(f"SELECT {postgresql.US}")[0][0])
 
     def waits_for_row(self) -> bool:
-        """Whether some statement waits for a row that another has in its hands."""
         return bool(
             self.execute(
                 "SELECT 1 FROM pg_stat_activity "
@@ -131,4 +136,37 @@ class PostgresStore(Store):
     def close(self) -> None:
         if self._observer is not None:
             self._observer.__exit__()
+        self._connection.close()
+
+
+class MariaDBStore(Store):
+    alias = "mariadb"
+    placeholder = "%s"
+
+    def __init__(self, server: MariaDBServer, database: str) -> None:
+        self._server = server
+        self._connection = server.connect(database)
+        self._inserts = 0
+
+    def execute(self, query: str, *params: object) -> list[tuple[Any, ...]]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(query, params or None)
+            return list(cursor.fetchall())
+
+    def now_us(self) -> int:
+        return int(self.execute(f"SELECT {mariadb.US}")[0][0])
+
+    def waits_for_row(self) -> bool:
+        if self.execute(
+            "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        ):
+            return True
+        # Who does not wait inside the statement sends it again.
+        before, self._inserts = (
+            self._inserts,
+            int(self.execute("SHOW GLOBAL STATUS LIKE 'Com_insert'")[0][1]),
+        )
+        return 0 < before < self._inserts
+
+    def close(self) -> None:
         self._connection.close()

@@ -8,7 +8,8 @@ import pytest
 from tests.integration.rig.conductor import WORKERS, Rig
 from tests.servers import processes
 
-STORES = ("sqlite", "postgres")
+STORES = ("sqlite", "postgres", "mariadb")
+WITH_ROWS = ("postgres", "mariadb")
 TTL = 1.0
 
 
@@ -65,11 +66,12 @@ def test_an_acquire_that_never_takes_over_is_caught(
     assert rig.report().rules() == {"late takeover"}
 
 
+@pytest.mark.parametrize("store", WITH_ROWS)
 @pytest.mark.parametrize("control", [None, "values_from_before_the_wait"])
 def test_values_from_before_a_wait_for_the_row_are_caught(
-    make_rig: Callable[..., Rig], control: str | None
+    make_rig: Callable[..., Rig], control: str | None, store: str
 ) -> None:
-    rig = make_rig("postgres")
+    rig = make_rig(store)
     key = rig.keys[0]
     first, waiter = rig.start("follower"), rig.start("follower", control=control)
     rig.order(first, "hold", key=key, ttl=TTL, renew=False, least=0.001)
@@ -96,11 +98,12 @@ def test_values_from_before_a_wait_for_the_row_are_caught(
             assert any("in the log" in str(found) for found in report.violations), report
 
 
+@pytest.mark.parametrize("store", WITH_ROWS)
 @pytest.mark.parametrize("until_commit", [True, False])
 def test_a_release_before_the_commit_is_caught(
-    make_rig: Callable[..., Rig], until_commit: bool
+    make_rig: Callable[..., Rig], until_commit: bool, store: str
 ) -> None:
-    rig = make_rig("postgres", until_commit=until_commit)
+    rig = make_rig(store, until_commit=until_commit)
     first, second = rig.start("follower"), rig.start("follower")
     change = {"key": rig.keys[0], "ttl": 20.0}
 

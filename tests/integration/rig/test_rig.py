@@ -14,7 +14,7 @@ from tests.integration.rig.conductor import KINDS, WORKERS, Rig
 SOAK_SECONDS = float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))
 # Of a soak: after each round, the journals are checked and thrown away.
 ROUND_SECONDS = 20.0
-STORES = ("sqlite", "postgres")
+STORES = ("sqlite", "postgres", "mariadb")
 KEYS = (1, 10, 1000)
 
 

@@ -22,7 +22,7 @@ from django.core.management import call_command
 from django.db import connections, transaction
 
 from distlocks import Lease, LeaseLost, LockTimeout, db_lock, locks
-from distlocks.backends.database import postgresql, sqlite
+from distlocks.backends.database import mariadb, postgresql, sqlite
 from distlocks.claims import EPOCH
 from distlocks.clock import lease_now
 from tests.integration.rig import controls
@@ -30,7 +30,7 @@ from tests.integration.rig.journal import Journal
 from tests.testapp.models import Account
 
 Order = dict[str, Any]
-CLOCKS = {"postgresql": postgresql.US, "sqlite": sqlite.US}
+CLOCKS = {"postgresql": postgresql.US, "sqlite": sqlite.US, "mysql": mariadb.US}
 
 
 class RigIsGone(BaseException):
