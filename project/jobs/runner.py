@@ -1,6 +1,8 @@
 """Runs a job, at most once at a time over all server processes.
 
-Each attempt and how it ended is one structured log line.
+Its record is written in guarded transactions: a run that has lost its lease without noticing cannot
+write that it began, or that it is done, over the head of the one that came after it. Each attempt
+and how it ended is one structured log line.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.db import DatabaseError
 
-from distlocks import BackendUnavailable, LeaseLost, LockTimeout, db_lock
+from distlocks import BackendUnavailable, LeaseLost, LockTimeout, StaleToken, db_lock
 from project.jobs.holders import KEY_PREFIX, Contention, metadata
 from project.jobs.models import JobRun, Outcome
 from project.jobs.orders import JobOrder
@@ -42,9 +44,11 @@ class JobFailed(Exception):
 
 
 def run_job(order: JobOrder) -> JobRun:
-    """Run the job here and now, or raise JobContended, BackendUnavailable, LeaseLost, JobFailed."""
+    """Run the job here and now, or raise JobContended, BackendUnavailable, LeaseLost, StaleToken
+    or JobFailed."""
     tried = time.monotonic()
     run_id = uuid.uuid4()
+    held = False
     run: JobRun | None = None
     lock = db_lock(
         KEY_PREFIX + order.job,
@@ -57,11 +61,17 @@ def run_job(order: JobOrder) -> JobRun:
     _log("job.attempt", order, seconds=order.seconds, interval=order.interval)
     try:
         with lock as lease:
-            waited = lease.waited
-            run = JobRun.objects.start(run_id, order.job, lease.fencing_token)
+            held = True
+            with lease.atomic():
+                begun = JobRun.objects.start(run_id, order.job, lease.fencing_token)
+            run = begun
             work(lease, order.seconds)
-            run.finish(Outcome.DONE)
+            with lease.atomic():
+                run.finish(Outcome.DONE)
     except LockTimeout as error:
+        if held:
+            _fail(order, run, "database_busy", error, Outcome.FAILED)
+            raise JobFailed(f"Its record could not be written: {error}") from error
         contention = Contention.of(error.holders)
         _log(
             "job.contention",
@@ -72,8 +82,9 @@ def run_job(order: JobOrder) -> JobRun:
             retry_after=contention.retry_after,
         )
         raise JobContended(contention) from error
-    except LeaseLost as error:
-        _fail(order, run, "lease_lost", error, Outcome.LOST)
+    except (LeaseLost, StaleToken) as error:
+        reason = "lease_lost" if isinstance(error, LeaseLost) else "stale_token"
+        _fail(order, run, reason, error, Outcome.LOST)
         raise
     except BackendUnavailable as error:
         _fail(order, run, "store_unavailable", error, Outcome.FAILED)
@@ -81,7 +92,7 @@ def run_job(order: JobOrder) -> JobRun:
     except Exception as error:
         _fail(order, run, "error", error, Outcome.FAILED)
         raise JobFailed(f"{type(error).__name__}: {error}") from error
-    _log("job.done", order, token=run.fencing_token, waited=waited)
+    _log("job.done", order, token=run.fencing_token, waited=lease.waited)
     return run
 
 
@@ -101,6 +112,7 @@ def _fail(
     if run is not None:
         token = run.fencing_token
         try:
+            # Without the guard, which would refuse it: no other run writes this one's row.
             run.finish(outcome)
         except DatabaseError:
             # The first error is the one to report; the record then stays on "running", and the

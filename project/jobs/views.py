@@ -15,7 +15,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_safe
 from django.views.generic import TemplateView
 
-from distlocks import BackendUnavailable, LeaseLost
+from distlocks import BackendUnavailable, LeaseLost, StaleToken
 from project.jobs.board import snapshot
 from project.jobs.holders import Contention
 from project.jobs.models import JobRun
@@ -81,7 +81,7 @@ class RunJobView(View):
             return _contended(job, error.contention)
         except BackendUnavailable:
             return _store_unavailable(f", so {job} does not run: nobody would be kept out.")
-        except LeaseLost as error:
+        except (LeaseLost, StaleToken) as error:
             detail = (
                 "The lease was lost while the job ran, so another run may have started: "
                 f"what this one did is not to be trusted. {error}"

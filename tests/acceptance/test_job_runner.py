@@ -221,6 +221,37 @@ def test_a_job_that_loses_its_lease_says_so(servers: list[Server]) -> None:
     assert (failed["event"], failed["reason"]) == ("job.failed", "lease_lost")
 
 
+def test_a_run_that_never_noticed_its_loss_cannot_say_that_it_is_done(
+    servers: list[Server],
+) -> None:
+    """Not even when its work goes well and its last look at the lease came before the loss."""
+    alpha, beta = servers
+    assert alpha.log is not None
+    run_unaware = """
+import django; django.setup()
+from distlocks import StaleToken, force_release
+from project.jobs import runner
+from project.jobs.orders import JobOrder
+runner.work = lambda lease, seconds: force_release("job:unaware")
+try:
+    runner.run_job(JobOrder(job="unaware", seconds=0, interval=0))
+except StaleToken:
+    print("refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", run_unaware],
+        cwd=BASE_DIR,
+        env=environment(alpha.log.parent / "demo.sqlite3"),
+        check=True,
+        timeout=30,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "refused\n"
+    assert '"reason": "stale_token"' in done.stderr
+    assert last_run(beta, "unaware")["outcome"] == "lost"
+
+
 def test_a_killed_servers_job_comes_free_with_its_lease(mortal_servers: list[Server]) -> None:
     alpha, beta = mortal_servers
     with ThreadPoolExecutor() as pool:
