@@ -11,7 +11,7 @@ from django.db.backends.signals import connection_created
 
 from distlocks import locks
 from distlocks.backends.database.channels import Session
-from distlocks.claims import Request, to_us
+from distlocks.claims import Claim, Request, to_us
 from distlocks.identity import host, new_owner_id, pid
 
 Sent = tuple[str, Any]
@@ -47,7 +47,7 @@ def recorded_everywhere(recorder: Recorder) -> Iterator[None]:
 
 def request(key: str, ttl: float = 30.0) -> Request:
     return Request(
-        keys=(key,),
+        claims=(Claim(key),),
         owner_id=new_owner_id(),
         ttl_us=to_us(ttl),
         host=host(),

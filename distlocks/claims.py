@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from .keys import Key, ancestors
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = 1_000_000
@@ -21,15 +24,98 @@ def to_us(seconds: float) -> int:
     return round(seconds * MICROSECOND)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Request:
-    """Exclusive claims on one or more keys, to be granted whole or not at all.
+# How a key is claimed. Plain text: stores keep it, and compare it on every acquire.
+EXCLUSIVE = "exclusive"
+SHARED = "shared"
+PERMIT = "permit"
+# On the keys above a tree key: somebody below has something.
+INTENTION = "intention"
 
-    Keys are in the order in which every process takes them (sorted), without duplicates, and
-    carry the alias' KEY_PREFIX. Durations are in microseconds.
+
+class Claim(NamedTuple):
+    """What is asked for on one key, which carries the alias' KEY_PREFIX."""
+
+    key: str
+    mode: str = EXCLUSIVE
+    # Of a permit: how many may be had at once, counted against the asker's own limit.
+    limit: int = 0
+
+
+def claims_on(names: Iterable[str], mode: str = EXCLUSIVE, limit: int = 0) -> tuple[Claim, ...]:
+    """The claims for keys of these names, with intentions above them, in the order in which every
+    process takes them.
+
+    Where a key is asked for, and so is one below it, its claim covers the intention if it is
+    exclusive, and becomes exclusive if it is not: nobody else goes with both.
+    """
+    wanted = {name: Claim(name, mode, limit) for name in names}
+    for name in list(wanted):
+        for above in ancestors(name):
+            claim = wanted.setdefault(above, Claim(above, INTENTION))
+            if claim.mode not in (INTENTION, EXCLUSIVE):
+                wanted[above] = Claim(above)
+    return tuple(wanted[name] for name in sorted(wanted))
+
+
+class Present(NamedTuple):
+    """What a claim finds on its key, by one reading of the store's clock; microseconds."""
+
+    now: int
+    # Until when it is held exclusively, or cools down after it.
+    exclusive_until: int = 0
+    # How many have another claim on it. They are all of one mode.
+    others: int = 0
+    mode: str = ""
+    # When the first and the last of those claims end.
+    soonest: int = 0
+    latest: int = 0
+    # Until when somebody else waits whom those who come now must let pass.
+    reserved_until: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a claim is not granted."""
+
+    # Microseconds until it may be, if nobody extends.
+    remaining: int
+    # Those who have the key go with those who may come yet, and not with the asker: it would
+    # wait for ever if it did not reserve its turn.
+    starves: bool
+
+
+def refusal(claim: Claim, present: Present) -> Refusal | None:
+    """Why the claim cannot be granted beside what is there; None if it can.
+
+    Intentions go with intentions, shared claims with shared ones, and permits with permits while
+    they are fewer than the asker's own limit; nothing else goes together.
+    """
+    if present.exclusive_until > present.now:
+        return Refusal(present.exclusive_until - present.now, False)
+    if present.others and (present.mode != claim.mode or claim.mode == EXCLUSIVE):
+        return Refusal(present.latest - present.now, True)
+    if claim.mode == EXCLUSIVE:
+        return None
+    if claim.mode == PERMIT and present.others >= claim.limit:
+        return Refusal(present.soonest - present.now, False)
+    if present.reserved_until > present.now:
+        return Refusal(present.reserved_until - present.now, False)
+    return None
+
+
+def next_token(last: int, now: int) -> int:
+    """The fencing token of a grant at `now` after one with the token `last`."""
+    return max(last + 1, now)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """Claims on one or more keys, to be granted whole or not at all.
+
+    Claims are in the order in which every process takes them (by key), one for each key. Durations
+    are in microseconds.
     """
 
-    keys: tuple[str, ...]
+    claims: tuple[Claim, ...]
     # Random, one per acquire: the same owner id sent again must get the same grant.
     owner_id: str
     ttl_us: int
@@ -41,6 +127,11 @@ class Request:
     label: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each claim."""
+        return tuple([claim.key for claim in self.claims])
+
     @property
     def hold_us(self) -> int:
         """How long the store keeps the keys taken if nothing more is heard of the asker."""
@@ -51,9 +142,9 @@ class Request:
 class Grant:
     """The answer to a request that was granted."""
 
-    keys: tuple[str, ...]
+    claims: tuple[Claim, ...]
     owner_id: str
-    # One per key, in the order of `keys`.
+    # One per claim, in their order.
     fencing_tokens: tuple[int, ...]
     # When the first key was taken, by the store's clock.
     acquired_us: int
@@ -63,6 +154,11 @@ class Grant:
     in_transaction: bool = False
     # That transaction is the one that a TestCase wraps around a test.
     in_testcase: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key of each claim."""
+        return tuple([claim.key for claim in self.claims])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,17 +180,28 @@ class Extended:
     lost: frozenset[str]
 
 
+HOW = {
+    EXCLUSIVE: "held",
+    SHARED: "shared",
+    PERMIT: "held in part",
+    INTENTION: "held further down",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
     """Who has a key, as the store knows it."""
 
-    key: str
+    # As its user wrote it; as its store knows it inside of a backend.
+    key: Key
     owner_id: str
     fencing_token: int
     # When it was taken, by the store's clock.
     since: datetime
-    # Seconds until the key is free if nobody extends it.
+    # Seconds until the claim ends if nobody extends it.
     remaining: float
+    # EXCLUSIVE, SHARED, PERMIT, or INTENTION on a key above the one that is held.
+    mode: str = EXCLUSIVE
     host: str = ""
     pid: int = 0
     thread: str = ""
@@ -113,7 +220,8 @@ class Holder:
         rest = f"for another {max(self.remaining, 0.0):.1f} s"
         if self.cooling_down:
             return f"{self.key!r} is cooling down {rest}, last held by {who}{label} since {since}"
-        return f"{self.key!r} is held by {who}{label} since {since}, {rest} unless extended"
+        how = HOW[self.mode]
+        return f"{self.key!r} is {how} by {who}{label} since {since}, {rest} unless extended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,9 +230,15 @@ class Denial:
 
     # As the store knows it, with the alias' KEY_PREFIX.
     key: str
-    # Seconds until the key is free if nobody extends it; 0 when the store could not tell.
+    # Seconds until trying again may help if nobody extends; 0 when the store could not tell.
     remaining: float = 0.0
-    holder: Holder | None = None
+    # Those that are in the way; of many, some.
+    holders: tuple[Holder, ...] = ()
+    # Whose request it was, if it would starve without a reservation: see Refusal.
+    starves: str = ""
+    # What the store's record of the key was at; None if the claim was exclusive, and only the
+    # key's becoming free can help.
+    version: int | None = None
     # Why it was denied, when that is not the holder's doing; and the way out.
     reason: str = ""
     # Whether waiting can help at all.

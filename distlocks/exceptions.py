@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from .claims import Holder
+from .keys import Key
 
 
 class DistlocksError(Exception):
     """Something went wrong with a distributed lock."""
 
-    def __init__(self, message: str | None = None, *, keys: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str | None = None, *, keys: tuple[Key, ...] = ()) -> None:
         super().__init__(message or type(self).__doc__)
         # The keys of the request or lease concerned, as the caller wrote them.
         self.keys = keys
@@ -30,7 +31,7 @@ class LockTimeout(DistlocksError, TimeoutError):
         self,
         message: str | None = None,
         *,
-        keys: tuple[str, ...] = (),
+        keys: tuple[Key, ...] = (),
         holders: tuple[Holder, ...] = (),
     ) -> None:
         super().__init__(message, keys=keys)

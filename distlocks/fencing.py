@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from .exceptions import StaleToken
+from .claims import EXCLUSIVE
+from .exceptions import NotSupported, StaleToken
 
 if TYPE_CHECKING:
     from .lease import Lease
@@ -44,9 +45,15 @@ def fenced_update(
     update() by code that does not go through it. F() expressions are evaluated in the UPDATE, so a
     fenced `F("n") + 1` counts each accepted call once.
 
-    The lease must have one key. Rows must be protected by always the same key.
+    The lease must have one key, exclusively: NotSupported otherwise, since those who share a key
+    are not stale because of each other. Rows must be protected by always the same key.
     """
     token = lease.fencing_token
+    if lease.mode != EXCLUSIVE:
+        raise NotSupported(
+            f"fenced_update() is for exclusive leases, and this one is {lease.mode}.",
+            keys=lease.keys,
+        )
     lease.check()
     if isinstance(target, models.QuerySet):
         _check_fenced(target.model)

@@ -7,23 +7,27 @@ import logging
 from django.db import connections, transaction
 
 from .backends.base import BaseBackend
-from .claims import Holder
+from .claims import PERMIT, Holder
 from .conf import DEFAULT_ALIAS
 from .exceptions import NotSupported, StaleToken
 from .handler import locks
-from .keys import check_key
+from .keys import Key, check_key
 from .transactions import testcase_depth
 
 logger = logging.getLogger("distlocks")
 
+# So many holders of a key are refused before it is freed, the others right after.
+FIRST_HOLDERS = 100
 
-def force_release(key: str, *, backend: str = DEFAULT_ALIAS) -> Holder | None:
-    """Free `key` whoever has it; who had it, or None when it was free.
 
-    The holder learns that its lease is lost when it is next extended, at the latest after a third
-    of its ttl, and its release does not touch the next holder. On the alias' GUARD_DATABASES its
-    guarded transactions are refused from now on; one that is open already finishes first. Work
-    that is not guarded goes on until its process looks.
+def force_release(key: Key, *, backend: str = DEFAULT_ALIAS) -> list[Holder]:
+    """Free `key` from all who have it; who had it, empty when it was free.
+
+    A holder learns that its lease is lost when it is next extended, at the latest after a third
+    of its ttl, and its release does not touch the next holder. Freeing a key above tree keys takes
+    all that is held below it from its holders. On the alias' GUARD_DATABASES their guarded
+    transactions are refused from now on; one that is open already finishes first. Work that is not
+    guarded goes on until its process looks.
 
     The guards go first. If one cannot be raised, because its database is down or the holder's
     transaction stays open, the database's error is raised and the key stays held: try again.
@@ -39,29 +43,36 @@ def force_release(key: str, *, backend: str = DEFAULT_ALIAS) -> Holder | None:
                 f"ATOMIC_REQUESTS, decorate the view with @transaction.non_atomic_requests.",
                 keys=(key,),
             )
+    name = check_key(key)
     # In the order of the keys, the key itself comes before all others that begin with it.
-    found = store.holders(check_key(key), limit=1)
-    if found and found[0].key == key:
-        _refuse(store, found[0])
-    holder = store.force_release(key)
-    if holder is not None:
+    found = store.holders(name, limit=FIRST_HOLDERS)
+    refused = _refuse(store, name, [holder for holder in found if check_key(holder.key) == name], 0)
+    held = store.force_release(name)
+    for holder in held:
         logger.warning("Force-released: %s", holder)
-        if not found or found[0].fencing_token != holder.fencing_token:
-            # It changed hands in between.
-            _refuse(store, holder)
-    return holder
+    # It may have changed hands in between.
+    _refuse(store, name, held, refused)
+    return held
 
 
-def _refuse(store: BaseBackend, holder: Holder) -> None:
-    """Refuse guarded transactions of `holder` from now on."""
+def _refuse(store: BaseBackend, name: str, holders: list[Holder], refused: int) -> int:
+    """Refuse guarded transactions of `holders` from now on, whose tokens are past `refused`; up
+    to which token they are refused now."""
     from .guard import raise_fence
 
-    for alias in () if holder.cooling_down else store.params.guard_databases:
+    tokens = [
+        holder.fencing_token
+        for holder in holders
+        # Permits enter no guard.
+        if not holder.cooling_down and holder.mode != PERMIT
+    ]
+    highest = max(tokens, default=0)
+    for alias in store.params.guard_databases if highest > refused else ():
         try:
             with transaction.atomic(using=alias):
-                # One more than the holder's, and less than the next holder's.
-                token = holder.fencing_token + 1
-                raise_fence(connections[alias], store.prefix + holder.key, token, wait=30, idle=30)
+                # One more than the holders', and less than the next holder's.
+                raise_fence(connections[alias], store.prefix + name, highest + 1, wait=30, idle=30)
         except StaleToken:
             # A later holder has been there already.
             continue
+    return max(highest, refused)

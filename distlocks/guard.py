@@ -22,8 +22,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import QuerySet, Value
 
 from .backends.database.channels import error_code, is_broken, unavailable
+from .claims import EXCLUSIVE, PERMIT, Claim
 from .clock import current, lease_now
 from .exceptions import LeaseLost, LockTimeout, NotSupported, StaleToken
+from .keys import key_of
 from .models import LockGuard, StoreClock
 from .transactions import is_testcases, testcase_depth
 
@@ -84,10 +86,47 @@ WHERE %(token)s > {us} - {retention}
 ON DUPLICATE KEY UPDATE token = GREATEST(token, VALUES(token))
 RETURNING token
 """
+# For claims that are not exclusive. Invariant: no higher exclusive token has been here, and later
+# exclusive ones wait for our commit. The row is there for that: it begins at 0, and never gets our
+# token, which would refuse others of our kind that are older.
+POSTGRESQL_CHECK = """
+WITH before AS MATERIALIZED (
+  SELECT current_setting('lock_timeout') AS lock_timeout,
+         current_setting('idle_in_transaction_session_timeout') AS idle),
+bound AS MATERIALIZED (
+  SELECT set_config('lock_timeout', %(wait)s::text, true),
+         set_config('idle_in_transaction_session_timeout',
+                    CASE WHEN idle::interval BETWEEN '1ms' AND %(idle)s::text::interval THEN idle
+                         ELSE %(idle)s::text END, true)
+  FROM before),
+found AS MATERIALIZED (
+  SELECT g.token FROM {table} AS g, bound WHERE g.key = %(key)s FOR SHARE OF g)
+SELECT token, %(token)s::bigint > {us} - {retention}, set_config('lock_timeout', lock_timeout, true)
+FROM before JOIN found ON true
+"""
+PLAIN_CHECK = """
+SELECT token, %(token)s > {us} - {retention} FROM {table} WHERE key = %(key)s FOR SHARE
+"""
+MARIADB_CHECK = """
+SET STATEMENT innodb_lock_wait_timeout = {{wait}} FOR
+SELECT token, %(token)s > {us} - {retention} FROM {table} WHERE `key` = %(key)s LOCK IN SHARE MODE
+"""
+# A read would pass on an old snapshot there.
+SQLITE_CHECK = """
+INSERT INTO {table} AS g (key, token) SELECT %(key)s, 0 WHERE %(token)s > {us} - {retention}
+ON CONFLICT (key) DO UPDATE SET token = g.token WHERE g.token <= %(token)s
+RETURNING token, true
+"""
+OPEN = "INSERT INTO {table} (key, token) VALUES (%(key)s, 0) ON CONFLICT DO NOTHING"
+MARIADB_OPEN = """
+SET STATEMENT innodb_lock_wait_timeout = {{wait}} FOR
+INSERT IGNORE INTO {table} (`key`, token) VALUES (%(key)s, 0)
+"""
+
 # MariaDB can cut off a paused holder only by a setting of the session. It is set outside the
 # transaction, and put back after it.
-MARIADB_IDLE = "SET SESSION idle_write_transaction_timeout = %s"
-MARIADB_IDLE_DEFAULT = "SELECT @@SESSION.idle_write_transaction_timeout"
+MARIADB_IDLE = "SET SESSION idle_transaction_timeout = %s"
+MARIADB_IDLE_DEFAULT = "SELECT @@SESSION.idle_transaction_timeout"
 _idle_defaults: WeakKeyDictionary[BaseDatabaseWrapper, int] = WeakKeyDictionary()
 
 
@@ -97,13 +136,13 @@ class GuardedTransaction:
     def __init__(
         self,
         lease: Lease,
-        tokens: Mapping[str, int],
+        tokens: Mapping[Claim, int],
         *,
         using: str,
         durable: bool,
     ) -> None:
         self._lease = lease
-        # By key with the alias' prefix, in the order in which everybody raises them.
+        # In the order in which everybody goes through them.
         self._tokens = tokens
         self._using = using
         self._durable = durable
@@ -123,10 +162,11 @@ class GuardedTransaction:
                 # SQLite waits for other writers here if its transactions are IMMEDIATE.
                 self._block.__enter__()
                 entered = True
-                for key, token in self._tokens.items():
-                    raise_fence(
+                for claim, token in self._tokens.items():
+                    pass_fence = raise_fence if claim.mode == EXCLUSIVE else check_fence
+                    pass_fence(
                         wrapper,
-                        key,
+                        claim.key,
                         token,
                         wait=self._lease.remaining,
                         idle=self._lease.ttl,
@@ -167,6 +207,12 @@ class GuardedTransaction:
 
     def _refuse_unsound(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Whether the transaction is to be nested in the caller's; NotSupported if it must not."""
+        if any(claim.mode == PERMIT for claim in self._tokens):
+            raise NotSupported(
+                "lease.atomic() is not for permits: several hold them at once, so none is stale "
+                "because of another. Take an exclusive lock on what the transaction changes.",
+                keys=self._lease.keys,
+            )
         if not wrapper.in_atomic_block and not wrapper.get_autocommit():
             raise NotSupported(
                 f"Autocommit is off on {self._using!r}, so lease.atomic() could not commit. Turn "
@@ -267,32 +313,73 @@ def raise_fence(
 ) -> None:
     """Raise the guard row of `key` to `token` in the transaction that is open; StaleToken if a
     higher one stands there. `wait` and `idle` are seconds."""
-    params: dict[str, Any] = {"key": key, "token": token}
-    statement = PLAIN
-    if wrapper.vendor == "postgresql":
-        from .backends.database.postgresql import US as us
-
-        if not any(map(is_testcases, wrapper.atomic_blocks)):
-            statement = POSTGRESQL
-            params["wait"] = f"{max(int(wait * 1000), 1)}ms"
-            params["idle"] = f"{int(idle * 1000)}ms"
-    elif wrapper.vendor == "sqlite":
-        from .backends.database.sqlite import US as us
-    elif wrapper.vendor == "mysql" and getattr(wrapper, "mysql_is_mariadb", False):
-        from .backends.database.mariadb import US as us
-
-        statement = MARIADB
-    else:
+    statement = _spelled(wrapper, POSTGRESQL, PLAIN, MARIADB, PLAIN)
+    if statement is None:
         _raise_through_orm(wrapper.alias, key, token)
         return
+    row = _ask(wrapper, statement, key, token, wait, idle)
+    if row is None or row[0] != token:
+        raise _stale(key, token)
+
+
+def check_fence(
+    wrapper: BaseDatabaseWrapper, key: str, token: int, *, wait: float, idle: float
+) -> None:
+    """In the transaction that is open, keep the guard row of `key` from being raised until its
+    end; StaleToken if it has a higher token than `token`. `wait` and `idle` are seconds."""
+    statement = _spelled(wrapper, POSTGRESQL_CHECK, PLAIN_CHECK, MARIADB_CHECK, SQLITE_CHECK)
+    if statement is None:
+        _check_through_orm(wrapper.alias, key, token)
+        return
+    row = _ask(wrapper, statement, key, token, wait, idle)
+    if row is None and (open_row := _spelled(wrapper, OPEN, OPEN, MARIADB_OPEN, None)):
+        _ask(wrapper, open_row, key, token, wait, idle)
+        row = _ask(wrapper, statement, key, token, wait, idle)
+    if row is None or row[0] > token or not row[1]:
+        raise _stale(key, token)
+
+
+def _spelled(
+    wrapper: BaseDatabaseWrapper,
+    postgresql: str,
+    in_testcase: str,
+    mariadb: str,
+    sqlite: str | None,
+) -> str | None:
+    """The statement for the connection; None where there is none."""
+    if wrapper.vendor == "postgresql":
+        # No time-outs may be set in the transaction around a test.
+        return in_testcase if any(map(is_testcases, wrapper.atomic_blocks)) else postgresql
+    if wrapper.vendor == "sqlite":
+        return sqlite
+    if wrapper.vendor == "mysql" and getattr(wrapper, "mysql_is_mariadb", False):
+        return mariadb
+    return None
+
+
+def _ask(
+    wrapper: BaseDatabaseWrapper, statement: str, key: str, token: int, wait: float, idle: float
+) -> Any:
+    """The row that the statement returns, or None."""
+    if wrapper.vendor == "postgresql":
+        from .backends.database.postgresql import US as us
+    elif wrapper.vendor == "sqlite":
+        from .backends.database.sqlite import US as us
+    else:
+        from .backends.database.mariadb import US as us
     sql = statement.format(
         table=wrapper.ops.quote_name(TABLE), us=us, retention=RETENTION_US
     ).format(wait=max(int(wait), 1))
+    params: dict[str, Any] = {
+        "key": key,
+        "token": token,
+        "wait": f"{max(int(wait * 1000), 1)}ms",
+        "idle": f"{int(idle * 1000)}ms",
+    }
+    params = {name: value for name, value in params.items() if f"%({name})s" in sql}
     with wrapper.cursor() as cursor:
         cursor.execute(sql, params)
-        row = cursor.fetchone()
-    if row is None or row[0] != token:
-        raise _stale(key, token)
+        return cursor.fetchone() if cursor.description else None
 
 
 def _raise_through_orm(alias: str, key: str, token: int) -> None:
@@ -310,11 +397,24 @@ def _raise_through_orm(alias: str, key: str, token: int) -> None:
             raise _stale(key, token) from None
 
 
+def _check_through_orm(alias: str, key: str, token: int) -> None:
+    """For databases without a statement of their own, which may know no shared row locks."""
+    guards = LockGuard.objects.using(alias).filter(key=key)
+    if not guards.exists():
+        with suppress(IntegrityError), transaction.atomic(using=alias):
+            LockGuard.objects.using(alias).create(key=key, token=0)
+    if (
+        token <= current().wall_us() - RETENTION_US
+        or guards.select_for_update().get().token > token
+    ):
+        raise _stale(key, token)
+
+
 def _stale(key: str, token: int) -> StaleToken:
     return StaleToken(
-        f"A later holder of {key!r} has entered a guarded transaction, or the fencing token "
-        f"{token} is more than 30 days old: nothing was done.",
-        keys=(key,),
+        f"A later holder of {key_of(key)!r} has entered a guarded transaction, or the fencing "
+        f"token {token} is more than 30 days old: nothing was done.",
+        keys=(key_of(key),),
     )
 
 

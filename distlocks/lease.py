@@ -15,10 +15,11 @@ from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .backends.base import BaseBackend
-from .claims import Extended, Extension, Grant, from_us, to_us
+from .claims import INTENTION, Extended, Extension, Grant, from_us, to_us
 from .clock import lease_now
 from .conf import MIN_TTL, seconds
 from .exceptions import BackendUnavailable, DistlocksError, LeaseLost
+from .keys import Key
 from .recording import recorder
 from .renewal import renewer
 from .transactions import at_end
@@ -78,8 +79,9 @@ class Lease:
         label: str = "",
     ) -> None:
         self.backend = backend
-        self.keys: tuple[str, ...] = (
-            tuple(map(backend.public_key, grant.keys)) if backend.prefix else grant.keys
+        # As they were asked for.
+        self.keys: tuple[Key, ...] = tuple(
+            [backend.public_key(key) for key, mode, _ in grant.claims if mode != INTENTION]
         )
         # Seconds; as last granted or extended.
         self.ttl = ttl
@@ -121,9 +123,22 @@ class Lease:
         return self._grant.owner_id
 
     @property
-    def fencing_tokens(self) -> dict[str, int]:
+    def fencing_tokens(self) -> dict[Key, int]:
         """The fencing token of each key: higher than that of every grant before, on every store."""
-        return dict(zip(self.keys, self._grant.fencing_tokens, strict=True))
+        return dict(zip(self.keys, self._tokens(), strict=True))
+
+    def _tokens(self) -> list[int]:
+        grant = self._grant
+        return [
+            token
+            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True)
+            if claim.mode != INTENTION
+        ]
+
+    @property
+    def mode(self) -> str:
+        """How the keys are held: "exclusive", "shared" or "permit"."""
+        return next(claim.mode for claim in self._grant.claims if claim.mode != INTENTION)
 
     @property
     def fencing_token(self) -> int:
@@ -132,7 +147,7 @@ class Lease:
             raise ValueError(
                 f"This lease has {len(self.keys)} keys, each with a token: use fencing_tokens."
             )
-        return self._grant.fencing_tokens[0]
+        return self._tokens()[0]
 
     @property
     def acquired_at(self) -> datetime:
@@ -188,15 +203,19 @@ class Lease:
         If it commits, the data is right even if the lease was lost meanwhile. What is read or
         written outside of it, or under a lock of another key, is not guarded.
 
+        A shared lease checks the guards instead of raising them: its transactions run beside each
+        other, none after a later exclusive holder's, and exclusive ones wait for them. So does a
+        tree key's lease with the guards of the keys above it.
+
         Raises LeaseLost if the lease is lost already, or if the database cut the transaction off
         because it was idle for longer than the lease's ttl (PostgreSQL, MariaDB; SQLite's rivals
         wait); StaleToken; LockTimeout if an earlier holder's transaction outlasts this lease; and
-        NotSupported inside an open transaction. `durable=False` allows that on PostgreSQL at READ
-        COMMITTED: what was read before the call does not count then.
+        NotSupported for a permit and inside an open transaction. `durable=False` allows the latter
+        on PostgreSQL at READ COMMITTED: what was read before the call does not count then.
         """
         from .guard import GuardedTransaction
 
-        tokens = dict(zip(self._grant.keys, self._grant.fencing_tokens, strict=True))
+        tokens = dict(zip(self._grant.claims, self._grant.fencing_tokens, strict=True))
         return GuardedTransaction(self, tokens, using=using or DEFAULT_DB_ALIAS, durable=durable)
 
     def committed(self) -> None:
@@ -339,7 +358,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=self._grant.fencing_tokens,
+            fencing_tokens=tuple(self._tokens()),
             ours=not self._lost,
             label=self.label,
         )
@@ -446,7 +465,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=self._grant.fencing_tokens,
+            fencing_tokens=tuple(self._tokens()),
             reason=reason,
             label=self.label,
         )

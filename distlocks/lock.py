@@ -4,56 +4,46 @@ from __future__ import annotations
 
 import functools
 import inspect
-import string
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
-from .claims import Denial, Grant, Request, to_us
+from .claims import Denial, Grant, Request, claims_on, to_us
 from .clock import lease_now
-from .conf import DEFAULT_ALIAS, LONGEST_TTL, MIN_TTL, seconds
+from .conf import DEFAULT_ALIAS
 from .exceptions import BackendUnavailable, LockTimeout
 from .handler import locks
 from .identity import current_task, host, new_owner_id, pid, unit_name
-from .keys import check_characters, check_key
+from .keys import check_key, key_of
 from .lease import Lease, OnLost, check_ttl
+from .options import FROM_SETTINGS, FromSettings, OnHeld, Options, Seconds, check_options
 from .recording import recorder
 from .renewal import renewer
+from .resolver import KeyOrCallable, KeyResolver, name_of
 from .transactions import warn_of_old_snapshots
 from .waiting import wake_at
+
+# As many are named in the message of LockTimeout; its `holders` may be more.
+SHOWN_HOLDERS = 3
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Seconds = float | timedelta
-OnHeld = Literal["raise", "skip"] | Callable[[LockTimeout], Any]
-
-
-class _FromSettings:
-    """The option is not given: the alias' setting counts."""
-
-    def __repr__(self) -> str:
-        return "<from settings>"
-
-
-FROM_SETTINGS = _FromSettings()
-
-MAX_LABEL = 200
-
 
 class db_lock:
-    """An exclusive lock on one or more keys: a context manager, a decorator, or by hand.
+    """A lock on one or more keys: a context manager, a decorator, or by hand.
 
         with db_lock("order:42") as lease: ...
         async with db_lock("order:42", "stock:7"): ...
+        with db_lock(("customer:7", "order:42")): ...
+        with db_lock("report", shared=True): ...
+        with db_lock("export", limit=3): ...
 
         @db_lock("invoice:{invoice_id}", on_held="skip")
         def send_invoice(invoice_id): ...
@@ -63,12 +53,18 @@ class db_lock:
     The object holds the options, and no state of a call: threads and tasks may share it. A lease
     is not reentrant: whoever asks again for a key that it holds waits like everybody else.
 
-    Keys are `str` of 1 to 200 characters. Several keys are had together or not at all. Used as a
-    decorator, the keys are format strings for the call's arguments ("invoice:{invoice_id}",
-    "order:{self.pk}"), or a callable that gets the arguments and returns the key.
+    Keys are `str` of 1 to 200 characters. A tuple of them is a *tree key*: it excludes those above
+    it as a whole ("customer:7") and is excluded by them, but not by its siblings. Several keys are
+    had together or not at all. Used as a decorator, keys and their parts are format strings for
+    the call's arguments ("invoice:{invoice_id}", "order:{self.pk}"), or a callable that gets the
+    arguments and returns the key.
 
     Options; durations are seconds or `timedelta`:
 
+    - `shared`: whether others with `shared=True` may hold the keys too. Who wants them exclusively
+      keeps newcomers out while it waits, so that it is not starved.
+    - `limit`: a permit: up to so many hold the keys at once, counted against each asker's own
+      limit, from 1 to 10,000. Nobody else has a permit's key exclusively or shared meanwhile.
     - `ttl`: how long a lease lasts unless it is extended; from 1 s to the alias' MAX_TTL.
     - `timeout`: how long to wait; 0 makes one try, None waits for ever.
     - `renew`: whether a thread of distlocks extends the lease until it is released.
@@ -84,14 +80,16 @@ class db_lock:
 
     Raises TypeError and ValueError for a key or an option that is none, ImproperlyConfigured for
     wrong settings, LockTimeout, BackendUnavailable, and at the end of a block that went well,
-    LeaseLost if the lease did not last.
+    LeaseLost if the lease did not last; NotSupported if the backend has no such claims.
     """
 
     def __init__(
         self,
-        *keys: str | Callable[..., str],
-        ttl: Seconds | _FromSettings = FROM_SETTINGS,
-        timeout: Seconds | _FromSettings | None = FROM_SETTINGS,
+        *keys: KeyOrCallable,
+        shared: bool = False,
+        limit: int | None = None,
+        ttl: Seconds | FromSettings = FROM_SETTINGS,
+        timeout: Seconds | FromSettings | None = FROM_SETTINGS,
         renew: bool = True,
         max_hold: Seconds | None = None,
         min_hold: Seconds = 0,
@@ -105,23 +103,25 @@ class db_lock:
         if not keys:
             raise TypeError("db_lock() needs at least one key: name what it protects.")
         self._keys = keys
-        self._options = _Options(
-            ttl=None if isinstance(ttl, _FromSettings) else seconds(ttl, "ttl"),
-            timeout=timeout if isinstance(timeout, _FromSettings) else _timeout(timeout),
-            renew=_flag(renew, "renew"),
-            max_hold=None if max_hold is None else _span(max_hold, "max_hold", MIN_TTL),
-            min_hold=_span(min_hold, "min_hold", 0.0),
-            on_held=_on_held(on_held),
-            on_lost=_on_lost(on_lost),
-            until_commit=_flag(until_commit, "until_commit"),
-            label=_label(label),
-            metadata=_metadata(metadata),
-            alias=_alias(backend),
+        self._options = check_options(
+            shared=shared,
+            limit=limit,
+            ttl=ttl,
+            timeout=timeout,
+            renew=renew,
+            max_hold=max_hold,
+            min_hold=min_hold,
+            on_held=on_held,
+            on_lost=on_lost,
+            until_commit=until_commit,
+            label=label,
+            metadata=metadata,
+            backend=backend,
         )
-        # Keys that are the same for every call; None if they depend on a decorated call.
+        # Names of keys that are the same for every call; None if they depend on a decorated call.
         self._fixed: tuple[str, ...] | None = None
         if not any(map(callable, keys)):
-            self._fixed = tuple(sorted({check_key(key) for key in keys}))
+            self._fixed = tuple({check_key(key): None for key in keys})
         # Leases of `with` blocks under way, by who entered. Not state of a call: it only tells
         # __exit__, which gets no hint of its __enter__, which lease is its own.
         self._entered: list[tuple[object, Lease]] = []
@@ -233,12 +233,12 @@ class db_lock:
         """
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{_name_of(function)}() is a generator: its body runs after the call has "
+                f"{name_of(function)}() is a generator: its body runs after the call has "
                 f"returned. Use `with db_lock(…)` inside it."
             )
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"db_lock() decorates functions, not {function!r}.")
-        keys_of = _KeyResolver(self._keys, function)
+        keys_of = KeyResolver(self._keys, function)
         options = self._options
 
         if inspect.iscoroutinefunction(function):
@@ -279,38 +279,25 @@ class db_lock:
         return locked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class _Options:
-    """What db_lock() was given, checked as far as that is possible without settings."""
-
-    ttl: float | None
-    timeout: float | _FromSettings | None
-    renew: bool
-    max_hold: float | None
-    min_hold: float
-    on_held: OnHeld
-    on_lost: OnLost | None
-    until_commit: bool
-    label: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    alias: str
-
-
 class _Acquisition:
     """One acquire: the tries, the waits between them, and the lease or the error at the end."""
 
-    def __init__(self, keys: tuple[str, ...], options: _Options) -> None:
+    def __init__(self, keys: tuple[str, ...], options: Options) -> None:
         self.options = options
         self.backend: BaseBackend = locks[options.alias]
         params = self.backend.params
         timeout = options.timeout
-        self.timeout = params.timeout if isinstance(timeout, _FromSettings) else timeout
+        self.timeout = params.timeout if isinstance(timeout, FromSettings) else timeout
         ttl = params.ttl if options.ttl is None else check_ttl(options.ttl, self.backend)
         self.ttl = ttl if options.max_hold is None else min(ttl, options.max_hold)
         prefix = self.backend.prefix
-        self.keys = keys
+        self.keys = tuple(map(key_of, keys if len(keys) == 1 else sorted(keys)))
         self.request = Request(
-            keys=tuple(prefix + key for key in keys) if prefix else keys,
+            claims=self.backend.checked(
+                claims_on(
+                    [prefix + key for key in keys] if prefix else keys, options.mode, options.limit
+                )
+            ),
             owner_id=new_owner_id(),
             ttl_us=to_us(self.ttl),
             min_hold_us=to_us(options.min_hold),
@@ -399,7 +386,7 @@ class _Acquisition:
         return lease
 
     def _timed_out(self, denial: Denial, now: float) -> LockTimeout:
-        holders = (denial.holder,) if denial.holder else ()
+        holders = denial.holders
         recorder.send(
             signals.lock_denied,
             type(self.backend),
@@ -411,7 +398,9 @@ class _Acquisition:
         )
         key = self.backend.public_key(denial.key)
         when = f"within {self.timeout:g} s" if self.timeout else "at once"
-        why = str(denial.holder) if denial.holder else ""
+        why = "; ".join(map(str, holders[:SHOWN_HOLDERS]))
+        if len(holders) > SHOWN_HOLDERS:
+            why += "; and others"
         explanation = " ".join(filter(None, (f"{why}." if why else "", denial.reason)))
         return LockTimeout(
             f"The lock {key!r} could not be had {when}: "
@@ -429,66 +418,6 @@ class _Acquisition:
         renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
 
 
-class _KeyResolver:
-    """The keys of a decorated call, from its arguments."""
-
-    def __init__(
-        self, keys: tuple[str | Callable[..., str], ...], function: Callable[..., Any]
-    ) -> None:
-        self._keys = keys
-        self._signature = inspect.signature(function)
-        self._name = _name_of(function)
-        for key in keys:
-            if not callable(key):
-                self._check_template(key)
-
-    def _check_template(self, template: str) -> None:
-        check_key(template)
-        parameters = self._signature.parameters
-        try:
-            names = list(_fields(template))
-        except ValueError as error:
-            raise ValueError(
-                f"The key {template!r} of {self._name}() is no format string: {error}. Write "
-                f"literal braces twice."
-            ) from error
-        for name in names:
-            if name not in parameters:
-                raise ValueError(
-                    f"The key {template!r} of {self._name}() names the argument {name!r}, which "
-                    f"the function does not have. It has: {', '.join(parameters) or 'none'}."
-                )
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ...]:
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return tuple(
-            sorted(
-                {
-                    check_key(
-                        key(*args, **kwargs) if callable(key) else key.format_map(bound.arguments)
-                    )
-                    for key in self._keys
-                }
-            )
-        )
-
-
-def _fields(template: str) -> Iterator[str]:
-    """The arguments that a format string names, also inside its format specifications."""
-    for _, field_name, specification, conversion in string.Formatter().parse(template):
-        if field_name is None:
-            continue
-        if conversion not in (None, "r", "s", "a"):
-            raise ValueError(f"it has an unknown conversion '!{conversion}'")
-        yield field_name.split(".")[0].split("[")[0]
-        yield from _fields(specification or "")
-
-
-def _name_of(function: Callable[..., Any]) -> str:
-    return getattr(function, "__qualname__", None) or repr(function)
-
-
 def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:
     if on_held == "raise":
         raise timeout
@@ -500,81 +429,3 @@ def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:
 @async_unsafe("A function decorated with db_lock() blocks: make it `async def` on an event loop.")
 def _check_not_async() -> None:
     """Raise SynchronousOnlyOperation on a running event loop."""
-
-
-def _timeout(value: object) -> float | None:
-    return None if value is None else _span(value, "timeout", 0.0)
-
-
-def _span(value: object, name: str, least: float) -> float:
-    span = seconds(value, name)
-    if not least <= span <= LONGEST_TTL:
-        raise ValueError(
-            f"{name}={span:g} s is not allowed: it must be from {least:g} to {LONGEST_TTL:g} s."
-        )
-    return span
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, not {value!r}.")
-    return value
-
-
-def _on_held(value: object) -> OnHeld:
-    if value not in ("raise", "skip") and not callable(value):
-        raise ValueError(f"on_held must be 'raise', 'skip' or a callable, not {value!r}.")
-    return cast("OnHeld", value)
-
-
-def _on_lost(value: object) -> OnLost | None:
-    if value is not None and not callable(value):
-        raise TypeError(f"on_lost must be a callable that gets the lease, not {value!r}.")
-    return cast("OnLost | None", value)
-
-
-def _label(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"label must be a str, not {type(value).__name__} ({value!r}).")
-    if len(value) > MAX_LABEL:
-        raise ValueError(f"label has {len(value)} characters; at most {MAX_LABEL} are allowed.")
-    check_characters(value, f"label {value!r}")
-    return value
-
-
-def _metadata(value: object) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise TypeError(f"metadata must be a dict of JSON values, not {type(value).__name__}.")
-    import json
-
-    try:
-        # A copy, as the store will give it back: later changes to the caller's do not show.
-        copy: dict[str, Any] = json.loads(json.dumps(dict(value), allow_nan=False))
-        for text in _texts(copy):
-            check_characters(text, f"metadata text {text!r}", allowed="\t\n\r")
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            f"metadata must hold what JSON can express (text, numbers, lists, dicts): {error}"
-        ) from error
-    return copy
-
-
-def _texts(value: object) -> Iterator[str]:
-    """All text in a JSON value, names included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
-
-
-def _alias(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"backend must be an alias of DISTLOCKS, not {value!r}.")
-    return value

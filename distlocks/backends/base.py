@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
-from ..claims import Denial, Extended, Extension, Grant, Holder, Request, Swept
+from ..claims import (
+    EXCLUSIVE,
+    PERMIT,
+    SHARED,
+    Claim,
+    Denial,
+    Extended,
+    Extension,
+    Grant,
+    Holder,
+    Request,
+    Swept,
+)
 from ..exceptions import NotSupported
+from ..keys import SEPARATOR, Key, key_of
 from .offload import offload
 
 if TYPE_CHECKING:
@@ -16,16 +29,26 @@ if TYPE_CHECKING:
     from ..conf import Params
 
 
+# Seconds by which a reservation outlasts the sleep of who made it: time for its next try.
+RESERVED_LONGER = 0.25
+
+
 class BaseBackend(ABC):
     """One store of locks.
 
-    Every verb is one round trip and never waits for a lock; only wait() blocks. Verbs may be
-    called from any thread. A store that cannot be reached makes them raise BackendUnavailable.
-    Keys in requests, grants and denials carry the alias' KEY_PREFIX; keys in holders do not.
+    Which claims go with which on one key is the same for all stores: see claims.refusal(). Every
+    verb is one round trip and never waits for a lock (claims that are not exclusive may take a
+    short transaction); only wait() blocks. Verbs may be called from any thread. A store that
+    cannot be reached makes them raise BackendUnavailable. Keys in requests, grants and denials
+    are names with the alias' KEY_PREFIX; keys in holders are as their users wrote them.
     """
 
     # Does wait() end as soon as the key is released by any process, or only by polling?
     supports_wakeups: ClassVar[bool] = False
+    # Which claims can it grant, beside exclusive ones?
+    supports_shared: ClassVar[bool] = False
+    supports_permits: ClassVar[bool] = False
+    supports_tree_keys: ClassVar[bool] = False
     # Does sweep() have anything to do, or does the store forget dead leases by itself?
     supports_sweep: ClassVar[bool] = False
     # Names allowed in OPTIONS.
@@ -76,11 +99,14 @@ class BaseBackend(ABC):
 
     @abstractmethod
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
-        """Who has the keys that begin with `prefix`, in the order of the keys."""
+        """Who has the keys whose name begins with `prefix`, in the order of the names.
+
+        The name of a tree key is its parts with keys.SEPARATOR between them.
+        """
 
     @abstractmethod
-    def force_release(self, key: str) -> Holder | None:
-        """Free `key` whoever has it; who had it, or None when it was free."""
+    def force_release(self, key: str) -> list[Holder]:
+        """Free the key of this name from all who have it; who had it."""
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False
@@ -98,7 +124,8 @@ class BaseBackend(ABC):
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
         """Block until trying again makes sense, at the latest until `until` on the lease clock.
 
-        `attempt` says how many times this acquire has been denied. May return early.
+        `attempt` says how many times this acquire has been denied. May return early. Reserves the
+        asker's turn where it would starve otherwise.
         """
 
     def check(self) -> list[CheckMessage]:
@@ -154,6 +181,25 @@ class BaseBackend(ABC):
 
         return undo
 
-    def public_key(self, key: str) -> str:
-        """`key` as its user wrote it, without the alias' KEY_PREFIX."""
-        return key.removeprefix(self.prefix)
+    def public_key(self, name: str) -> Key:
+        """The key of this name as its user wrote it, without the alias' KEY_PREFIX."""
+        return key_of(name.removeprefix(self.prefix))
+
+    def checked(self, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
+        """The claims, if this store can grant such; else NotSupported."""
+        if len(claims) > 1 or claims[0].mode != EXCLUSIVE:
+            for claim in claims:
+                if claim.mode == SHARED and not self.supports_shared:
+                    self._refuse(claim, "shared locks (shared=True)")
+                if claim.mode == PERMIT and not self.supports_permits:
+                    self._refuse(claim, "permits (limit=…)")
+                if SEPARATOR in claim.key and not self.supports_tree_keys:
+                    self._refuse(claim, "tree keys (a tuple)")
+        return claims
+
+    def _refuse(self, claim: Claim, what: str) -> NoReturn:
+        raise NotSupported(
+            f"{type(self).__name__} ({self.alias!r}) has no {what}. The database and the memory "
+            f"backend have.",
+            keys=(self.public_key(claim.key),),
+        )

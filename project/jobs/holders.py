@@ -50,7 +50,7 @@ class JobHolder:
         """Read from a holder; locks taken by others under our prefix have no metadata of ours."""
         ours = holder.metadata
         return cls(
-            job=holder.key.removeprefix(KEY_PREFIX),
+            job=str(holder.key).removeprefix(KEY_PREFIX),
             run=str(ours.get("run", "")),
             server=str(ours.get("server", "")),
             host=holder.host,

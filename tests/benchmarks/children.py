@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.db import connections
 
 from distlocks import db_lock, locks
-from distlocks.claims import Grant, Request, to_us
+from distlocks.claims import Claim, Grant, Request, to_us
 from distlocks.identity import new_owner_id
 
 ALIAS = "postgres"
@@ -82,7 +82,7 @@ def hammer(alias: str, first: int, keys: int, times: int) -> None:
     backend = locks[alias]
     for number in range(times):
         request = Request(
-            keys=(f"{first + number % keys}",), owner_id=new_owner_id(), ttl_us=to_us(30)
+            claims=(Claim(f"{first + number % keys}"),), owner_id=new_owner_id(), ttl_us=to_us(30)
         )
         grant = backend.try_acquire(request)
         assert isinstance(grant, Grant)

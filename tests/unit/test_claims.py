@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlocks.claims import Denial, Grant, Holder, Request, from_us, to_us
+from distlocks.claims import Claim, Denial, Grant, Holder, Request, from_us, to_us
 
 
 def holder(**changes: Any) -> Holder:
@@ -27,7 +27,7 @@ def holder(**changes: Any) -> Holder:
 
 
 def grant() -> Grant:
-    return Grant(keys=("a",), owner_id="abc", fencing_tokens=(7,), acquired_us=0)
+    return Grant(claims=(Claim("a"),), owner_id="abc", fencing_tokens=(7,), acquired_us=0)
 
 
 # Up to the year 2255, as long as tokens fit into 53 bits.
@@ -49,7 +49,10 @@ def test_seconds_become_whole_microseconds() -> None:
 def test_the_store_keeps_a_key_for_the_longer_of_ttl_and_minimum_hold(
     ttl: int, min_hold: int, hold: int
 ) -> None:
-    assert Request(keys=("a",), owner_id="x", ttl_us=ttl, min_hold_us=min_hold).hold_us == hold
+    assert (
+        Request(claims=(Claim("a"),), owner_id="x", ttl_us=ttl, min_hold_us=min_hold).hold_us
+        == hold
+    )
 
 
 def test_a_holder_says_who_has_the_key() -> None:
@@ -83,7 +86,7 @@ def test_a_holder_that_is_over_time_has_nothing_left() -> None:
 
 
 def test_values_cannot_be_changed() -> None:
-    request = Request(keys=("a",), owner_id="x", ttl_us=1)
+    request = Request(claims=(Claim("a"),), owner_id="x", ttl_us=1)
     for value, name in (
         (request, "ttl_us"),
         (grant(), "owner_id"),
@@ -102,4 +105,4 @@ def test_equal_grants_are_still_two() -> None:
 
 def test_a_denial_without_details_can_be_waited_out() -> None:
     denial = Denial(key="a")
-    assert (denial.remaining, denial.holder, denial.can_wait) == (0.0, None, True)
+    assert (denial.remaining, denial.holders, denial.can_wait) == (0.0, (), True)

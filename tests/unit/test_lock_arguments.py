@@ -107,7 +107,7 @@ def test_a_lock_protects_something() -> None:
         db_lock()
 
 
-@pytest.mark.parametrize("option", ["shared", "limit", "tll", "wait"])
+@pytest.mark.parametrize("option", ["exclusive", "permits", "tll", "wait"])
 def test_an_option_that_there_is_not_is_refused(option: str) -> None:
     with pytest.raises(TypeError, match=option):
         db_lock("a", **{option: 1})  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from django.test import override_settings
 
 from distlocks import LockTimeout, db_lock, locks
 from distlocks.backends.base import BaseBackend
-from distlocks.claims import Denial, Extension, Grant, Request, from_us
+from distlocks.claims import Denial, Extension, Grant, Request, claims_on, from_us
 from distlocks.testing import FakeClock, fake_clock, memory_locks
 
 SECOND = 1_000_000
@@ -27,7 +27,11 @@ def backend(clock: FakeClock) -> BaseBackend:
 
 def ask(*keys: str, owner: str = "one", ttl: int = 30, min_hold: int = 0) -> Request:
     return Request(
-        keys=keys, owner_id=owner, ttl_us=ttl * SECOND, min_hold_us=min_hold * SECOND, host="here"
+        claims=claims_on(keys),
+        owner_id=owner,
+        ttl_us=ttl * SECOND,
+        min_hold_us=min_hold * SECOND,
+        host="here",
     )
 
 
@@ -49,8 +53,8 @@ def test_a_key_is_its_holders_until_the_lease_ends(backend: BaseBackend, clock: 
     denial = denied(backend, ask("a", owner="two"))
     assert denial.key == "a"
     assert denial.remaining == pytest.approx(0.001, abs=1e-5)
-    assert denial.holder is not None
-    assert (denial.holder.owner_id, denial.holder.host) == ("one", "here")
+    (holder,) = denial.holders
+    assert (holder.owner_id, holder.host) == ("one", "here")
     clock.advance(0.001)
     granted(backend, ask("a", owner="two"))
 
@@ -185,8 +189,8 @@ def test_the_minimum_hold_keeps_the_key_taken_after_the_release(
     clock.advance(give_back_after)
     assert backend.release(grant) is True
     denial = denied(backend, ask("a", owner="two"))
-    assert denial.holder is not None
-    assert denial.holder.cooling_down
+    (holder,) = denial.holders
+    assert holder.cooling_down
     assert denial.remaining == pytest.approx(10 - give_back_after)
     # Nor can the one who had it come back sooner.
     denied(backend, ask("a", owner="one"))
@@ -236,16 +240,15 @@ def test_a_forced_release_frees_and_tells_who_had_it(
     backend: BaseBackend, clock: FakeClock
 ) -> None:
     old = granted(backend, ask("a", min_hold=10))
-    holder = backend.force_release("a")
-    assert holder is not None
+    (holder,) = backend.force_release("a")
     assert (holder.key, holder.owner_id) == ("a", "one")
-    assert backend.force_release("a") is None
-    assert backend.force_release("never taken") is None
+    assert backend.force_release("a") == []
+    assert backend.force_release("never taken") == []
     new = granted(backend, ask("a", owner="two"))
     assert new.fencing_tokens > old.fencing_tokens
     assert backend.release(old) is False
     clock.advance(31)
-    assert backend.force_release("a") is None
+    assert backend.force_release("a") == []
 
 
 def test_a_sweep_reports_what_expired_and_forgets_what_is_old(

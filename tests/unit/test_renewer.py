@@ -11,7 +11,7 @@ import pytest
 
 from distlocks import BackendUnavailable, clock, renewal
 from distlocks.backends.base import BaseBackend
-from distlocks.claims import Extended, Extension, Grant, Request, to_us
+from distlocks.claims import Claim, Extended, Extension, Grant, Request, to_us
 from distlocks.renewal import Renewer
 from distlocks.waiting import lease_deadline
 from tests.waiting import eventually
@@ -73,7 +73,9 @@ class Lease:
         return cast(BaseBackend, self.store)
 
     def next_extension(self) -> tuple[Extension, float]:
-        grant = Grant(keys=("a",), owner_id=self.owner_id, fencing_tokens=(1,), acquired_us=0)
+        grant = Grant(
+            claims=(Claim("a"),), owner_id=self.owner_id, fencing_tokens=(1,), acquired_us=0
+        )
         return Extension(grant=grant, ttl_us=to_us(self.ttl)), self.ttl
 
     def extended(self, first_send: float, ttl: float) -> bool:
@@ -568,7 +570,7 @@ def test_a_release_asked_for_by_a_finaliser_never_blocks(renewer: Renewer, store
 def test_a_request_that_nobody_knows_the_fate_of_is_abandoned(
     renewer: Renewer, store: Store
 ) -> None:
-    request = Request(keys=("a",), owner_id="unknown", ttl_us=2_000_000)
+    request = Request(claims=(Claim("a"),), owner_id="unknown", ttl_us=2_000_000)
     store.next = [down]
     renewer.abandon_soon(cast(BaseBackend, store), request, clock.lease_now() + 2)
     eventually(lambda: store.abandoned == ["unknown"])

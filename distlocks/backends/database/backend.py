@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -14,13 +15,24 @@ from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
-from ...claims import Denial, Extended, Extension, Grant, Holder, Request, Swept, to_us
+from ...claims import (
+    EXCLUSIVE,
+    Claim,
+    Denial,
+    Extended,
+    Extension,
+    Grant,
+    Holder,
+    Request,
+    Swept,
+    to_us,
+)
 from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
-from ..base import BaseBackend
+from ..base import RESERVED_LONGER, BaseBackend
 from ..offload import offload
 from .channels import Channel, NotAll, Session, error_code, unavailable
-from .dialect import BUSY, Dialect, Held, Taken
+from .dialect import BUSY, Batch, Dialect, Freed, Held, Taken, Wanted
 from .sleepers import Sleepers
 
 if TYPE_CHECKING:
@@ -49,6 +61,9 @@ class DatabaseBackend(BaseBackend):
     connection could not write. A grant made there is not renewed.
     """
 
+    supports_shared: ClassVar[bool] = True
+    supports_permits: ClassVar[bool] = True
+    supports_tree_keys: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
     option_names: ClassVar[tuple[str, ...]] = ("using", "dialect", "listen")
 
@@ -93,25 +108,28 @@ class DatabaseBackend(BaseBackend):
                 "INSTALLED_APPS and run 'manage.py migrate'."
             )
         wrapper = connections[self.using]
-        table = wrapper.ops.quote_name("distlocks_lock")
+        tables = (
+            wrapper.ops.quote_name("distlocks_lock"),
+            wrapper.ops.quote_name("distlocks_lockholder"),
+        )
         if self.options.get("dialect") != "portable":
             if wrapper.vendor == "postgresql":
                 from .postgresql import PostgreSQL
 
-                return PostgreSQL(self.using, table)
+                return PostgreSQL(self.using, *tables)
             if wrapper.vendor == "sqlite":
                 from .sqlite import SUPPORTED, SQLite
 
                 if SUPPORTED:
-                    return SQLite(self.using, table)
+                    return SQLite(self.using, *tables)
             if wrapper.vendor == "mysql":
                 from .mariadb import MariaDB, is_supported
 
                 if is_supported(wrapper):
-                    return MariaDB(self.using, table)
+                    return MariaDB(self.using, *tables)
         from .portable import Portable
 
-        return Portable(self.using, table)
+        return Portable(self.using, *tables)
 
     @cached_property
     def _channel(self) -> Channel:
@@ -190,8 +208,9 @@ class DatabaseBackend(BaseBackend):
 
     def _acquire(self, session: Session, request: Request) -> Grant | Denial:
         answers: list[Taken | Held] = []
-        if len(request.keys) == 1:
-            answers.append(self._take(session, request.keys[0], request))
+        first = request.claims[0]
+        if len(request.claims) == 1 and first.mode == EXCLUSIVE:
+            answers.append(self._take(session, first, request))
         else:
             try:
                 self.dialect.all_or_none(session, lambda: self._take_all(session, request, answers))
@@ -203,10 +222,10 @@ class DatabaseBackend(BaseBackend):
                 answers = [BUSY]
         last = answers[-1]
         if isinstance(last, Held):
-            return self._denial(session, request.keys[len(answers) - 1], last)
+            return self._denial(session, request, request.claims[len(answers) - 1], last)
         taken = [answer for answer in answers if isinstance(answer, Taken)]
         return Grant(
-            keys=request.keys,
+            claims=request.claims,
             owner_id=request.owner_id,
             fencing_tokens=tuple(one.fencing_token for one in taken),
             acquired_us=taken[0].acquired_us,
@@ -217,21 +236,29 @@ class DatabaseBackend(BaseBackend):
 
     def _take_all(self, session: Session, request: Request, answers: list[Taken | Held]) -> None:
         answers.clear()
-        for key in request.keys:
-            answers.append(self._take(session, key, request))
+        for claim in request.claims:
+            answers.append(self._take(session, claim, request))
             if isinstance(answers[-1], Held):
                 raise NotAll
 
-    def _take(self, session: Session, key: str, request: Request) -> Taken | Held:
+    def _take(self, session: Session, claim: Claim, request: Request) -> Taken | Held:
+        if claim.mode != EXCLUSIVE:
+            return self.dialect.several.take(session, claim, request)
         try:
-            return self.dialect.acquire(session, key, request)
+            return self.dialect.acquire(session, claim.key, request)
         except DatabaseError as error:
             if session.in_callers_transaction or not self.dialect.is_busy(error):
                 raise
             return BUSY
 
-    def _denial(self, session: Session, key: str, held: Held) -> Denial:
-        holder = held.holder
+    def _denial(self, session: Session, request: Request, claim: Claim, held: Held) -> Denial:
+        holders = [held.holder] if held.holder else []
+        if held.several:
+            holders = self.dialect.several.on_key(session, claim.key)
+            if not holders:
+                # It is held exclusively, or was until a moment ago.
+                found = self.dialect.holders(session, claim.key, 1)
+                holders = [holder for holder in found if holder.key == claim.key]
         reason, can_wait = held.reason, True
         if session.in_callers_transaction and self.dialect.one_writer:
             # Whoever holds the key could never release it while we hold the write lock.
@@ -241,9 +268,11 @@ class DatabaseBackend(BaseBackend):
                 "take the lock before the transaction begins, or use timeout=0."
             )
         return Denial(
-            key=key,
-            remaining=holder.remaining if holder else 0.0,
-            holder=self._public(holder) if holder else None,
+            key=claim.key,
+            remaining=held.remaining,
+            holders=tuple(map(self._public, holders)),
+            starves=request.owner_id if held.starves else "",
+            version=held.version,
             reason=reason,
             can_wait=can_wait,
         )
@@ -254,41 +283,77 @@ class DatabaseBackend(BaseBackend):
     def _release_deferred(self, session: Session) -> None:
         grants, self._deferred.grants = getattr(self._deferred, "grants", ()), []
         for grant in grants:
-            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
-                self.dialect.release(session, key, grant.owner_id, token, grant.min_hold_us)
+            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True):
+                self._end(session, claim, grant.owner_id, token, grant.min_hold_us)
 
     def abandon(self, request: Request) -> None:
-        for key in request.keys:
-            self._free(key, request.owner_id, None, 0)
+        for claim in request.claims:
+            self._free(claim, request.owner_id, None, 0)
 
     def release(self, grant: Grant) -> bool:
         if grant.in_transaction and connections[self.using].closed_in_transaction:
             return False
         ours = [
-            self._free(key, grant.owner_id, token, grant.min_hold_us)
-            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
+            self._free(claim, grant.owner_id, token, grant.min_hold_us)
+            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True)
         ]
         return all(ours)
 
-    def _free(self, key: str, owner_id: str, token: int | None, min_hold_us: int) -> bool:
+    def _free(self, claim: Claim, owner_id: str, token: int | None, min_hold_us: int) -> bool:
         def free(session: Session) -> bool:
-            freed = self.dialect.release(session, key, owner_id, token, min_hold_us)
+            freed = self._end(session, claim, owner_id, token, min_hold_us)
             if freed.awaited:
                 # A statement of its own: notifying in the one that commits serialises commits.
-                self.dialect.announce(session, key)
-            # An earlier release may have got through although its answer was lost.
-            return freed.ours or (token is not None and self.dialect.is_freed(session, key, token))
+                self.dialect.announce(session, claim.key)
+            return freed.ours
 
         ours = self._when_not_busy(lambda: self._run(free))
-        self._sleepers.wake(key)
+        self._sleepers.wake(claim.key)
         return ours
 
-    def extend(self, extensions: Sequence[Extension]) -> Extended:
-        if not extensions:
-            return Extended(extended=frozenset(), lost=frozenset())
-        extended, busy = self._run(
-            lambda session: self.dialect.extend(session, extensions), renewal=True
+    def _end(
+        self, session: Session, claim: Claim, owner_id: str, token: int | None, min_hold_us: int
+    ) -> Freed:
+        key = claim.key
+        if claim.mode == EXCLUSIVE:
+            freed = self.dialect.release(session, key, owner_id, token, min_hold_us)
+            if freed.ours or token is None:
+                return freed
+            # An earlier release may have got through although its answer was lost.
+            return Freed(ours=self.dialect.is_freed(session, key, token))
+        ended: list[Freed] = []
+        self.dialect.all_or_none(
+            session,
+            lambda: ended.append(
+                self.dialect.several.release(session, key, owner_id, token, min_hold_us)
+            ),
         )
+        return ended[-1]
+
+    def extend(self, extensions: Sequence[Extension]) -> Extended:
+        exclusive: list[Wanted] = []
+        several: list[Wanted] = []
+        for extension in extensions:
+            grant = extension.grant
+            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True):
+                (exclusive if claim.mode == EXCLUSIVE else several).append(
+                    Wanted(claim.key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
+                )
+        extended: set[tuple[str, str]] = set()
+        busy: set[tuple[str, str]] = set()
+
+        def extend(session: Session) -> None:
+            for wanted, verb in (
+                (exclusive, self.dialect.extend),
+                (several, self._extend_several),
+            ):
+                if wanted:
+                    done, skipped = verb(session, wanted)
+                    extended.update(done)
+                    busy.update(skipped)
+
+        if extensions:
+            self._run(extend, renewal=True)
         done, lost = set(), set()
         for extension in extensions:
             grant = extension.grant
@@ -299,40 +364,59 @@ class DatabaseBackend(BaseBackend):
                 lost.add(grant.owner_id)
         return Extended(extended=frozenset(done), lost=frozenset(lost))
 
-    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
-        found = self._run(
-            lambda session: self.dialect.holders(session, self.prefix + prefix, limit)
+    def _extend_several(
+        self, session: Session, wanted: Sequence[Wanted]
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        answers: list[tuple[set[tuple[str, str]], set[tuple[str, str]]]] = []
+        self.dialect.all_or_none(
+            session, lambda: answers.append(self.dialect.several.extend(session, wanted))
         )
-        return [self._public(holder) for holder in found]
+        return answers[-1]
 
-    def force_release(self, key: str) -> Holder | None:
+    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
+        def find(session: Session) -> list[Holder]:
+            name = self.prefix + prefix
+            exclusive = self.dialect.holders(session, name, limit)
+            several = self.dialect.several.holders(session, name, limit)
+            return sorted([*exclusive, *several], key=lambda one: (one.key, one.fencing_token))
+
+        return [self._public(holder) for holder in self._run(find)[:limit]]
+
+    def force_release(self, key: str) -> list[Holder]:
         full = self.prefix + key
 
-        def free(session: Session) -> Holder | None:
+        def free(session: Session) -> list[Holder]:
             holder, awaited = self.dialect.force_release(session, full)
+            held = [holder] if holder else []
+            if not held:
+                answers: list[tuple[list[Holder], bool]] = []
+                self.dialect.all_or_none(
+                    session,
+                    lambda: answers.append(self.dialect.several.force_release(session, full)),
+                )
+                held, awaited = answers[-1]
             if awaited:
                 self.dialect.announce(session, full)
-            return holder
+            return held
 
-        holder = self._when_not_busy(lambda: self._run(free))
+        held = self._when_not_busy(lambda: self._run(free))
         self._sleepers.wake(full)
-        return self._public(holder) if holder else None
+        return [self._public(holder) for holder in held]
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False
     ) -> Iterator[Swept]:
         after, older_than_us = "", to_us(older_than)
         while True:
-            start = after
             batch = self._run(
-                lambda session, start=start: self.dialect.sweep(  # type: ignore[misc]
-                    session, start, batch_size, older_than_us, dry_run
+                lambda session, after=after: self._sweep(  # type: ignore[misc]
+                    session, after, batch_size, older_than_us, dry_run
                 )
             )
             if batch is None:
                 return
             for holder in batch.expired:
-                self._sleepers.wake(holder.key)
+                self._sleepers.wake(str(holder.key))
             yield Swept(
                 examined=batch.examined,
                 expired=tuple(map(self._public, batch.expired)),
@@ -340,8 +424,23 @@ class DatabaseBackend(BaseBackend):
             )
             after = batch.last_key
 
+    def _sweep(
+        self, session: Session, after: str, batch_size: int, older_than_us: int, dry_run: bool
+    ) -> Batch | None:
+        batch = self.dialect.sweep(session, after, batch_size, older_than_us, dry_run)
+        if batch is None:
+            return None
+        ended: list[Holder] = []
+
+        def sweep_several() -> None:
+            ended[:] = self.dialect.several.sweep(session, after, batch.last_key, dry_run)
+
+        self.dialect.all_or_none(session, sweep_several)
+        return replace(batch, expired=[*batch.expired, *ended]) if ended else batch
+
     def _public(self, holder: Holder) -> Holder:
-        return replace(holder, key=self.public_key(holder.key)) if self.prefix else holder
+        assert isinstance(holder.key, str)
+        return replace(holder, key=self.public_key(holder.key))
 
     def _when_not_busy(self, verb: Callable[[], T]) -> T:
         """`verb()`, again while another statement has the row in its hands."""
@@ -356,10 +455,24 @@ class DatabaseBackend(BaseBackend):
     # Waiting
 
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
-        self._sleepers.sleep(denial.key, until, attempt)
+        if denial.starves:
+            self._reserve(denial, until)
+        self._sleepers.sleep(denial, until, attempt)
 
     async def await_(self, denial: Denial, until: float, attempt: int) -> None:
-        await self._sleepers.asleep(denial.key, until, attempt)
+        if denial.starves:
+            await offload(lambda: self._reserve(denial, until))
+        await self._sleepers.asleep(denial, until, attempt)
+
+    def _reserve(self, denial: Denial, until: float) -> None:
+        """Keep newcomers out until the asker's next try, or until just after it has given up."""
+        life_us = to_us(max(until - clock.lease_now(), 0.0) + RESERVED_LONGER)
+        with suppress_busy(self.dialect):
+            self._run(
+                lambda session: self.dialect.several.reserve(
+                    session, denial.key, denial.starves, life_us
+                )
+            )
 
     # Async twins: inside a test case's transaction, only the thread that owns it sees the locks.
 
@@ -400,6 +513,16 @@ class DatabaseBackend(BaseBackend):
         for name in ("_sleepers", "_channel", "_renewal_channel"):
             if name in self.__dict__:
                 self.__dict__[name].close()
+
+
+@contextmanager
+def suppress_busy(dialect: Dialect) -> Iterator[None]:
+    """Do without what the block was to do if others have the row in their hands."""
+    try:
+        yield
+    except BackendUnavailable as error:
+        if not dialect.is_busy(error.__cause__):
+            raise
 
 
 def is_in_memory(wrapper: Any) -> bool:

@@ -6,14 +6,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...claims import MICROSECOND, Extension, Holder, Request, from_us
+from ...claims import EXCLUSIVE, MICROSECOND, Holder, Request, from_us
 from .channels import Channel, Row, Session
+
+if TYPE_CHECKING:
+    from .several import Several
 
 # What a holder is read from, in this order, by every dialect.
 HOLDER_COLUMNS = (
-    "key, owner_id, fencing_token, acquired_at, {remaining}, host, pid, thread, label, metadata"
+    "{key}, {owner}, fencing_token, acquired_at, {remaining}, host, pid, thread, label, metadata, "
+    "mode"
 )
 # A waiter's mark outlives the longest sleep, and is renewed at half of its life.
 MARK_US = 10 * MICROSECOND
@@ -27,15 +32,34 @@ class Taken:
     acquired_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The key is somebody else's. No holder: the store could not tell, try again."""
+    """The key is somebody else's. Without holders: the store could not tell, try again."""
 
-    holder: Holder | None
+    # Who has it exclusively, or had it and lets it cool down.
+    holder: Holder | None = None
+    # Others have claims on it, whose rows are not read yet.
+    several: bool = False
+    # Seconds until trying again may help.
+    remaining: float = 0.0
+    # See claims.Refusal.
+    starves: bool = False
+    # See claims.Denial.
+    version: int | None = None
     reason: str = ""
 
 
-BUSY = Held(None, reason="Other statements have it in their hands.")
+BUSY = Held(reason="Other statements have it in their hands.")
+
+
+class Wanted(NamedTuple):
+    """One claim that is to last longer; microseconds."""
+
+    key: str
+    owner_id: str
+    fencing_token: int
+    ttl_us: int
+    min_hold_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +90,16 @@ class Dialect(ABC):
     # Can processes be told of a release, and has the driver what it takes?
     can_announce: bool = False
 
-    def __init__(self, alias: str, table: str) -> None:
+    def __init__(self, alias: str, table: str, holders_table: str) -> None:
         self.alias = alias
+        # Quoted.
         self.table = table
+        self.holders_table = holders_table
+
+    @cached_property
+    @abstractmethod
+    def several(self) -> Several:
+        """The statements of claims that several may have on one key."""
 
     @abstractmethod
     def channel(self) -> Channel:
@@ -76,7 +107,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
-        """Take the key if it is free, expired, or has our owner id already."""
+        """Take the key exclusively if it is free, expired, or has our owner id already."""
 
     @abstractmethod
     def release(
@@ -86,17 +117,17 @@ class Dialect(ABC):
 
     @abstractmethod
     def extend(
-        self, session: Session, extensions: Sequence[Extension]
+        self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Extend each key of each grant that is still held; (extended, busy) as (key, owner id)."""
+        """Extend each exclusive claim that is live; (extended, busy) as (key, owner id)."""
 
     @abstractmethod
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
-        """The live rows whose key begins with `prefix`."""
+        """Who has keys exclusively that begin with `prefix`."""
 
     @abstractmethod
     def force_release(self, session: Session, key: str) -> tuple[Holder | None, bool]:
-        """Free the key whoever has it; who had it, and whether somebody waits for it."""
+        """Free the key from who has it exclusively; who, and whether somebody waits for it."""
 
     @abstractmethod
     def sweep(
@@ -120,8 +151,9 @@ class Dialect(ABC):
 
     # Only where can_announce is True
 
-    def mark(self, session: Session, key: str) -> bool:
-        """Leave word that somebody sleeps beside the key; False if it is free: do not sleep."""
+    def mark(self, session: Session, key: str, version: int | None) -> bool:
+        """Leave word that somebody sleeps beside the key; False if it is free, or at another
+        version than the given one: do not sleep."""
         raise NotImplementedError
 
     def announce(self, session: Session, text: str) -> None:
@@ -141,7 +173,7 @@ class Dialect(ABC):
 
 def holder_from(row: Row) -> Holder:
     """A holder from the columns HOLDER_COLUMNS."""
-    key, owner_id, token, acquired_us, remaining_us, host, pid, thread, label, metadata = row
+    key, owner_id, token, acquired_us, remaining_us, host, pid, thread, label, metadata, mode = row
     return Holder(
         key=key,
         owner_id=owner_id,
@@ -153,7 +185,15 @@ def holder_from(row: Row) -> Holder:
         thread=thread,
         label=label,
         metadata=json.loads(metadata) if isinstance(metadata, str) else metadata,
+        mode=mode,
     )
+
+
+def held_by(holder: Holder) -> Held:
+    """The denial of an exclusive claim, from the key's row."""
+    if holder.mode == EXCLUSIVE:
+        return Held(holder=holder, remaining=holder.remaining)
+    return Held(several=True, remaining=holder.remaining, starves=True)
 
 
 def acquire_params(key: str, request: Request) -> dict[str, Any]:

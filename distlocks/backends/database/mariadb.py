@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
-from ...claims import Extension, Holder, Request
+from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
 from .channels import IDLE_IN_TRANSACTION, OwnConnection, Session, error_code
 from .dialect import (
@@ -21,13 +22,14 @@ from .dialect import (
     Freed,
     Held,
     Taken,
+    Wanted,
     acquire_params,
+    held_by,
     holder_from,
 )
+from .several_sql import STANDARD, SqlSeveral
 
 T = TypeVar("T")
-# Key, owner id, fencing token, ttl and minimum hold in microseconds.
-Wanted = tuple[str, str, int, int, int]
 
 # The server's clock in microseconds, in UTC: UNIX_TIMESTAMP(SYSDATE(6)) goes back by an hour when
 # the server's time zone leaves summer time. It is the beginning of the statement, which here is
@@ -56,6 +58,8 @@ ON DUPLICATE KEY UPDATE
   thread = IF({ours}, VALUES(thread), thread),
   label = IF({ours}, VALUES(label), label),
   metadata = IF({ours}, VALUES(metadata), metadata),
+  mode = IF({ours}, '{exclusive}', mode),
+  reserved_until = IF({ours}, 0, reserved_until),
   owner_id = IF({ours}, VALUES(owner_id), owner_id),
   expires_at = IF({ours}, VALUES(expires_at), expires_at)
 RETURNING {holder}
@@ -93,7 +97,7 @@ WHERE `key` IN %(keys)s AND expires_at > {us}
 HOLDERS = """
 SELECT {holder} FROM {t}
 WHERE `key` >= %(prefix)s AND LEFT(`key`, CHAR_LENGTH(%(prefix)s)) = %(prefix)s
-  AND expires_at > {us}
+  AND expires_at > {us} AND mode = '{exclusive}'
 ORDER BY `key` LIMIT %(limit)s
 """
 IS_TAKEN = "SELECT {holder} FROM {t} WHERE `key` = %(key)s AND expires_at > {us}"
@@ -132,17 +136,35 @@ STRAIGHT_JOIN {t} AS l FORCE INDEX (PRIMARY) ON l.`key` = wanted.k
 """
 
 
+SPELLING = {
+    **STANDARD,
+    "key": "`key`",
+    "quick": NOT_WAITING,
+    "insert_or_ignore": "INSERT IGNORE INTO",
+    "or_nothing": "",
+    "on_same_owner": "ON DUPLICATE KEY UPDATE",
+    "new": "VALUES({})",
+    "length": "CHAR_LENGTH",
+    "by_key": " FORCE INDEX (PRIMARY)",
+    "by_owner": " FORCE INDEX (distlocks_lockholder_key_owner)",
+    "no_limit": 2**63 - 1,
+}
+
+
 class MariaDB(Dialect):
     """MariaDB 10.6 and later. MySQL proper goes through the ORM path."""
 
-    def __init__(self, alias: str, table: str) -> None:
-        super().__init__(alias, table)
-        holder = HOLDER_COLUMNS.replace("key", "`key`", 1)
+    def __init__(self, alias: str, table: str, holders_table: str) -> None:
+        super().__init__(alias, table, holders_table)
+        holder = HOLDER_COLUMNS.format(
+            key="`key`", owner="owner_id", remaining=f"CAST(expires_at AS SIGNED) - {US}"
+        )
         names = {
+            "exclusive": EXCLUSIVE,
             "t": table,
             "us": US,
             "ours": OURS,
-            "holder": holder.format(remaining=f"CAST(expires_at AS SIGNED) - {US}"),
+            "holder": holder,
         }
         self._acquire = NOT_WAITING + ACQUIRE.format(**names)
         release = NOT_WAITING + RELEASE
@@ -160,6 +182,17 @@ class MariaDB(Dialect):
         self._still_dead = STILL_DEAD.format(**names)
         self._delete = DELETE.format(**names)
 
+    @cached_property
+    def several(self) -> SqlSeveral:
+        return SqlSeveral(self.table, self.holders_table, US, SPELLING)
+
+    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
+        def begin_and_work() -> None:
+            with session.transaction():
+                work()
+
+        _persistently(session, begin_and_work)
+
     def channel(self) -> OwnConnection:
         return OwnConnection(
             self.alias,
@@ -174,7 +207,7 @@ class MariaDB(Dialect):
         _, owner_id, token, acquired_us = rows[0][:4]
         if owner_id == request.owner_id:
             return Taken(fencing_token=token, acquired_us=acquired_us)
-        return Held(holder_from(rows[0]))
+        return held_by(holder_from(rows[0]))
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
@@ -184,14 +217,9 @@ class MariaDB(Dialect):
         return Freed(ours=bool(_persistently(session, lambda: session.count(sql, params))))
 
     def extend(
-        self, session: Session, extensions: Sequence[Extension]
+        self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        wanted = sorted(
-            (key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
-            for extension in extensions
-            for grant in (extension.grant,)
-            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
-        )
+        wanted = sorted(wanted)
         try:
             return self._extend_all(session, wanted), set()
         except OperationalError as error:
@@ -228,9 +256,11 @@ class MariaDB(Dialect):
         def free() -> Holder | None:
             with session.transaction():
                 held = session.execute(self._is_taken_locked, {"key": key})
-                if held:
-                    session.execute(self._clear, {"keys": (key,)})
-            return holder_from(held[0]) if held else None
+                holder = holder_from(held[0]) if held else None
+                if holder is None or holder.mode != EXCLUSIVE:
+                    return None
+                session.execute(self._clear, {"keys": (key,)})
+            return holder
 
         return _persistently(session, free), False
 

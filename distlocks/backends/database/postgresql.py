@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from ... import clock
-from ...claims import Extension, Holder, Request
+from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT
 from .channels import IDLE_IN_TRANSACTION, OwnConnection, Row, Session, error_code
 from .dialect import (
@@ -21,9 +22,12 @@ from .dialect import (
     Freed,
     Held,
     Taken,
+    Wanted,
     acquire_params,
+    held_by,
     holder_from,
 )
+from .several_sql import STANDARD, SqlSeveral
 
 # What our notifications are sent on.
 LISTEN_CHANNEL = "distlocks"
@@ -54,8 +58,9 @@ WITH {bound}taken AS (
   WHERE NOT EXISTS (
     SELECT FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
   ON CONFLICT (key) DO UPDATE SET
-    (owner_id, fencing_token, acquired_at, expires_at, host, pid, thread, label, metadata) = (
-      SELECT excluded.owner_id,
+    (owner_id, mode, reserved_until,
+     fencing_token, acquired_at, expires_at, host, pid, thread, label, metadata) = (
+      SELECT excluded.owner_id, '{exclusive}', 0,
              CASE WHEN again THEN l.fencing_token ELSE greatest(l.fencing_token + 1, n) END,
              CASE WHEN again THEN l.acquired_at ELSE n END,
              n + %(hold)s,
@@ -64,7 +69,7 @@ WITH {bound}taken AS (
             FROM (SELECT {us} AS n OFFSET 0) AS clock OFFSET 0) AS reading)
     WHERE l.expires_at <= {us} OR l.owner_id = excluded.owner_id
   RETURNING fencing_token, acquired_at)
-SELECT true, '', '', fencing_token, acquired_at, 0, '', 0, '', '', NULL::jsonb FROM taken
+SELECT true, '', '', fencing_token, acquired_at, 0, '', 0, '', '', NULL::jsonb, '' FROM taken
 UNION ALL
 SELECT false, {holder} FROM {t} WHERE key = %(key)s AND NOT EXISTS (SELECT FROM taken)
 """
@@ -107,22 +112,26 @@ WHERE l.expires_at > {us} AND l.key NOT IN (SELECT key FROM extended)
 """
 
 # Invariant: a row comes back exactly if it was live *and* marked at one moment after the caller
-# began to listen. The mark is written under the row's lock; where a fresh one stands already, a
+# began to listen; and as the caller had found it, if it is not only the end of all claims that
+# would help. The mark is written under the row's lock; where a fresh one stands already, a
 # plain read is enough: who clears it announces afterwards.
 MARK = """
 WITH {bound}marked AS (
   UPDATE {t} SET waiting_until = {us} + {mark}
   {from_bound}
   WHERE key = %(key)s AND expires_at > {us} AND waiting_until < {us} + {mark} / 2
+    AND fencing_token = coalesce(%(version)s, fencing_token)
   RETURNING key)
 SELECT key FROM marked
 UNION ALL
 SELECT key FROM {t} WHERE key = %(key)s AND expires_at > {us} AND waiting_until >= {us} + {mark} / 2
+  AND fencing_token = coalesce(%(version)s, fencing_token)
 """
 
 HOLDERS = """
 SELECT {holder} FROM {t}
 WHERE key >= %(prefix)s::text AND starts_with(key, %(prefix)s::text) AND expires_at > {us}
+  AND mode = '{exclusive}'
 ORDER BY key LIMIT %(limit)s
 """
 
@@ -131,7 +140,7 @@ ORDER BY key LIMIT %(limit)s
 FORCE_RELEASE = """
 WITH {bound}had AS MATERIALIZED (
   SELECT {holder}, waiting_until > {us} AS awaited FROM {t}{join_bound}
-  WHERE key = %(key)s AND expires_at > {us} FOR UPDATE OF {t}),
+  WHERE key = %(key)s AND expires_at > {us} AND mode = '{exclusive}' FOR UPDATE OF {t}),
 freed AS (
   UPDATE {t} AS l
   SET owner_id = '', fencing_token = l.fencing_token + 1, expires_at = 0, waiting_until = 0 FROM had
@@ -172,7 +181,8 @@ IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 # Types of the parameters, for PREPARE.
 TYPES = {
     **dict.fromkeys(("key", "owner", "host", "thread", "label", "prefix", "after"), "text"),
-    **dict.fromkeys(("hold", "min_hold", "token", "pid", "limit", "size", "older"), "bigint"),
+    **dict.fromkeys(("hold", "min_hold", "token", "pid", "limit", "size"), "bigint"),
+    **dict.fromkeys(("older", "version"), "bigint"),
     **dict.fromkeys(("tokens", "ttls", "min_holds"), "bigint[]"),
     **dict.fromkeys(("keys", "owners"), "text[]"),
     "metadata": "jsonb",
@@ -218,14 +228,17 @@ class Statement:
 
 # In one message, and for the transaction only: through a pooling proxy, a session's setting would
 # reach others.
-BEGIN = f"BEGIN; SET LOCAL idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION}s'"
+BEGIN = (
+    f"BEGIN; SET LOCAL lock_timeout = '{int(ROW_WAIT * 1000)}ms'; "
+    f"SET LOCAL idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION}s'"
+)
 
 
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, through psycopg 3 or, without announcements, psycopg2."""
 
-    def __init__(self, alias: str, table: str) -> None:
-        super().__init__(alias, table)
+    def __init__(self, alias: str, table: str, holders_table: str) -> None:
+        super().__init__(alias, table, holders_table)
         self.can_announce = is_psycopg3
         self._own = self._statements(bounded=True)
         # In a test case's transaction, which is the caller's, no time-out may stay behind.
@@ -236,7 +249,10 @@ class PostgreSQL(Dialect):
             "t": self.table,
             "us": US,
             "mark": MARK_US,
-            "holder": HOLDER_COLUMNS.format(remaining=f"expires_at - {US} AS remaining"),
+            "exclusive": EXCLUSIVE,
+            "holder": HOLDER_COLUMNS.format(
+                key="key", owner="owner_id", remaining=f"expires_at - {US} AS remaining"
+            ),
             "bound": f"{BOUNDED}, " if bounded else "",
             "with_bound": f"WITH {BOUNDED} " if bounded else "",
             "from_bound": " FROM bound" if bounded else "",
@@ -262,17 +278,21 @@ class PostgreSQL(Dialect):
         statements = self._callers if session.in_callers_transaction else self._own
         return statements[name].run(session, params)
 
+    @cached_property
+    def several(self) -> SqlSeveral:
+        return SqlSeveral(self.table, self.holders_table, US, STANDARD)
+
     def channel(self) -> OwnConnection:
         return OwnConnection(self.alias, begin=BEGIN, adapt=_adapt)
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         rows = self._execute(session, "acquire", acquire_params(key, request))
         if not rows:
-            return Held(None)
+            return Held()
         granted, *row = rows[0]
         if granted:
             return Taken(fencing_token=row[2], acquired_us=row[3])
-        return Held(holder_from(tuple(row)))
+        return held_by(holder_from(tuple(row)))
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
@@ -285,14 +305,8 @@ class PostgreSQL(Dialect):
         return Freed(ours=bool(rows), awaited=bool(rows and rows[0][0]))
 
     def extend(
-        self, session: Session, extensions: Sequence[Extension]
+        self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        wanted = [
-            (key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
-            for extension in extensions
-            for grant in (extension.grant,)
-            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True)
-        ]
         columns = [list(column) for column in zip(*wanted, strict=True)]
         names = ("keys", "owners", "tokens", "ttls", "min_holds")
         rows = self._execute(session, "extend", dict(zip(names, columns, strict=True)))
@@ -300,8 +314,8 @@ class PostgreSQL(Dialect):
         busy = {(key, owner) for key, owner, done in rows if not done}
         return extended, busy
 
-    def mark(self, session: Session, key: str) -> bool:
-        return bool(self._execute(session, "mark", {"key": key}))
+    def mark(self, session: Session, key: str, version: int | None) -> bool:
+        return bool(self._execute(session, "mark", {"key": key, "version": version}))
 
     def announce(self, session: Session, text: str) -> None:
         session.execute("SELECT pg_notify(%s::text, %s::text)", (LISTEN_CHANNEL, text))

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import clock
+from ...claims import Denial
 from ...exceptions import BackendUnavailable
 from ...waiting import poll_delay
 from ..offload import offload
@@ -47,29 +48,29 @@ class Sleepers:
     def __bool__(self) -> bool:
         return bool(self.wakeups)
 
-    def sleep(self, key: str, until: float, attempt: int) -> None:
-        """Block until `key` seems free, at the latest until `until` on the lease clock."""
-        with self.wakeups.ticket(key) as ticket:
+    def sleep(self, denial: Denial, until: float, attempt: int) -> None:
+        """Block until trying again makes sense, at the latest until `until` on the lease clock."""
+        with self.wakeups.ticket(denial.key) as ticket:
             while True:
                 # Asked each time: announcements may have come to be heard.
                 listener = self._hearing_listener()
                 if listener is not None:
-                    if self._mark(key) and listener.hearing:
+                    if self._mark(denial) and listener.hearing:
                         ticket.wait(until)
                     return
                 if ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
                     return
                 attempt += 1
-                if clock.lease_now() >= until or not self._is_taken(key):
+                if clock.lease_now() >= until or not self._still_denied(denial):
                     return
 
-    async def asleep(self, key: str, until: float, attempt: int) -> None:
+    async def asleep(self, denial: Denial, until: float, attempt: int) -> None:
         """See sleep()."""
-        with self.wakeups.ticket(key) as ticket:
+        with self.wakeups.ticket(denial.key) as ticket:
             while True:
                 listener = self._hearing_listener()
                 if listener is not None:
-                    if await offload(lambda: self._mark(key)) and listener.hearing:
+                    if await offload(lambda: self._mark(denial)) and listener.hearing:
                         await ticket.wait_async(until)
                     return
                 if await ticket.wait_async(
@@ -77,7 +78,9 @@ class Sleepers:
                 ):
                     return
                 attempt += 1
-                if clock.lease_now() >= until or not await offload(lambda: self._is_taken(key)):
+                if clock.lease_now() >= until:
+                    return
+                if not await offload(lambda: self._still_denied(denial)):
                     return
 
     def wake(self, key: str) -> None:
@@ -89,18 +92,24 @@ class Sleepers:
         if "_listener" in self.__dict__ and self._listener is not None:
             self._listener.close()
 
-    def _mark(self, key: str) -> bool:
-        """Leave word in the row. False if it is free, or in another statement's hands: look again
-        rather than sleep."""
+    def _mark(self, denial: Denial) -> bool:
+        """Leave word in the row. False if it has changed, or is in another statement's hands: try
+        again rather than sleep."""
         try:
-            return bool(self._run(lambda session: self._dialect.mark(session, key)))
+            return bool(
+                self._run(lambda session: self._dialect.mark(session, denial.key, denial.version))
+            )
         except BackendUnavailable as error:
             if not self._dialect.is_busy(error.__cause__):
                 raise
             return False
 
-    def _is_taken(self, key: str) -> bool:
-        return bool(self._run(lambda session: self._dialect.is_taken(session, key)))
+    def _still_denied(self, denial: Denial) -> bool:
+        """False if it is better to try again than to look on."""
+        # Only a try can tell how many others there are.
+        return denial.version is None and bool(
+            self._run(lambda session: self._dialect.is_taken(session, denial.key))
+        )
 
     def _poll_delay(self, attempt: int) -> float:
         return poll_delay(attempt, cap=POLL_CAP_LOCAL if self._dialect.one_writer else POLL_CAP)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 
 from django.db import OperationalError
 
 from ... import clock
-from ...claims import Extension, Holder, Request
+from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
 from .channels import OwnConnection, Session
 from .dialect import (
@@ -20,9 +21,12 @@ from .dialect import (
     Freed,
     Held,
     Taken,
+    Wanted,
     acquire_params,
+    held_by,
     holder_from,
 )
+from .several_sql import STANDARD, SqlSeveral
 
 T = TypeVar("T")
 
@@ -49,6 +53,7 @@ ON CONFLICT (key) DO UPDATE SET
                        THEN l.fencing_token ELSE max(l.fencing_token + 1, {us}) END,
   acquired_at = CASE WHEN l.owner_id = excluded.owner_id AND l.expires_at > {us}
                      THEN l.acquired_at ELSE {us} END,
+  mode = '{exclusive}', reserved_until = 0,
   owner_id = excluded.owner_id, expires_at = {us} + %(hold)s, host = excluded.host,
   pid = excluded.pid, thread = excluded.thread, label = excluded.label,
   metadata = excluded.metadata
@@ -76,6 +81,7 @@ RETURNING key
 HOLDERS = """
 SELECT {holder} FROM {t}
 WHERE key >= %(prefix)s AND substr(key, 1, length(%(prefix)s)) = %(prefix)s AND expires_at > {us}
+  AND mode = '{exclusive}'
 ORDER BY key LIMIT %(limit)s
 """
 
@@ -84,7 +90,7 @@ IS_FREED = "SELECT 1 FROM {t} WHERE key = %(key)s AND owner_id = '' AND fencing_
 # The token goes up, so that the old holder can tell this from a release of its own.
 FORCE_RELEASE = """
 UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, expires_at = 0
-WHERE key = %(key)s AND expires_at > {us}
+WHERE key = %(key)s AND expires_at > {us} AND mode = '{exclusive}'
 """
 
 # Invariant: each batch is one short transaction, so what is found expired is still so when it is
@@ -112,6 +118,9 @@ UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, expires_at = 0
 WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us} AND owner_id <> ''
 """
 
+# BEGIN IMMEDIATE is the latch of all rows.
+SPELLING = {**STANDARD, "for_update": "", "skip_locked": "", "greatest": "max", "no_limit": -1}
+
 DEFERRED_TRANSACTION = (
     "Take the lock before the transaction begins, or give the database "
     "OPTIONS = {'transaction_mode': 'IMMEDIATE'}."
@@ -123,12 +132,15 @@ class SQLite(Dialect):
 
     one_writer = True
 
-    def __init__(self, alias: str, table: str) -> None:
-        super().__init__(alias, table)
+    def __init__(self, alias: str, table: str, holders_table: str) -> None:
+        super().__init__(alias, table, holders_table)
         names = {
             "t": table,
             "us": US,
-            "holder": HOLDER_COLUMNS.format(remaining=f"expires_at - {US}"),
+            "exclusive": EXCLUSIVE,
+            "holder": HOLDER_COLUMNS.format(
+                key="key", owner="owner_id", remaining=f"expires_at - {US}"
+            ),
         }
         self._acquire = ACQUIRE.format(**names)
         self._release = RELEASE.format(**names, and_token=" AND fencing_token = %(token)s")
@@ -143,6 +155,10 @@ class SQLite(Dialect):
         self._count_old = COUNT_OLD.format(**names)
         self._delete_old = DELETE_OLD.format(**names)
         self._clear = CLEAR.format(**names)
+
+    @cached_property
+    def several(self) -> SqlSeveral:
+        return SqlSeveral(self.table, self.holders_table, US, SPELLING)
 
     def channel(self) -> OwnConnection:
         return OwnConnection(
@@ -167,8 +183,8 @@ class SQLite(Dialect):
             return Taken(fencing_token=token, acquired_us=acquired_us)
         held = session.execute(self._is_taken, {"key": key})
         if held and held[0][1] != request.owner_id:
-            return Held(holder_from(held[0]))
-        return Held(None, reason="The database is locked by another writer.")
+            return held_by(holder_from(held[0]))
+        return Held(reason="The database is locked by another writer.")
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
@@ -179,23 +195,21 @@ class SQLite(Dialect):
         return Freed(ours=bool(rows))
 
     def extend(
-        self, session: Session, extensions: Sequence[Extension]
+        self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         def extend_all() -> set[tuple[str, str]]:
             extended = set()
             with session.transaction():
-                for extension in extensions:
-                    grant = extension.grant
-                    for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
-                        params = {
-                            "key": key,
-                            "owner": grant.owner_id,
-                            "token": token,
-                            "ttl": extension.ttl_us,
-                            "min_hold": grant.min_hold_us,
-                        }
-                        if session.execute(self._extend, params):
-                            extended.add((key, grant.owner_id))
+                for one in wanted:
+                    params = {
+                        "key": one.key,
+                        "owner": one.owner_id,
+                        "token": one.fencing_token,
+                        "ttl": one.ttl_us,
+                        "min_hold": one.min_hold_us,
+                    }
+                    if session.execute(self._extend, params):
+                        extended.add((one.key, one.owner_id))
             return extended
 
         return _persistently(session, extend_all), set()
@@ -210,7 +224,8 @@ class SQLite(Dialect):
             with session.transaction():
                 held = session.execute(self._is_taken, {"key": key})
                 session.execute(self._force_release, {"key": key})
-            return holder_from(held[0]) if held else None
+            holder = holder_from(held[0]) if held else None
+            return holder if holder and holder.mode == EXCLUSIVE else None
 
         return _persistently(session, free), False
 

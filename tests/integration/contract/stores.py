@@ -10,14 +10,15 @@ import pytest
 from django.conf import settings
 from django.core import mail
 from django.db import connections
-from django.db.models import F
+from django.db.models import F, Max
 from django.dispatch import Signal
 
 from distlocks import DistlocksError, Lease, clock, db_lock, locks, signals
 from distlocks.backends.base import BaseBackend
-from distlocks.claims import Grant, Holder, Request, to_us
+from distlocks.claims import EXCLUSIVE, Grant, Holder, Request, Swept, claims_on, to_us
 from distlocks.identity import new_owner_id
-from distlocks.models import Lock
+from distlocks.keys import Key, check_key
+from distlocks.models import Lock, LockHolder
 from distlocks.renewal import renewer
 from distlocks.testing import FakeClock, fake_clock, flush_events
 
@@ -83,7 +84,7 @@ class Store:
     def lock(self, *keys: Any, **options: Any) -> db_lock:
         return db_lock(*keys, backend=self.alias, **options)
 
-    def hold(self, *keys: str, **options: Any) -> Lease:
+    def hold(self, *keys: Key, **options: Any) -> Lease:
         """A lease, had at once and released at the test's end."""
         options.setdefault("timeout", 0)
         lease = self.lock(*keys, **options).acquire()
@@ -98,10 +99,18 @@ class Store:
 
     # The verbs
 
-    def request(self, *keys: str, ttl: float = 30, min_hold: float = 0, **more: Any) -> Request:
+    def request(
+        self,
+        *keys: str,
+        ttl: float = 30,
+        min_hold: float = 0,
+        mode: str = EXCLUSIVE,
+        limit: int = 0,
+        **more: Any,
+    ) -> Request:
         more.setdefault("owner_id", new_owner_id())
         return Request(
-            keys=tuple(self.backend.prefix + key for key in sorted(keys)),
+            claims=claims_on([self.backend.prefix + check_key(key) for key in keys], mode, limit),
             ttl_us=to_us(ttl),
             min_hold_us=to_us(min_hold),
             **more,
@@ -159,6 +168,27 @@ class Store:
     def expire(self, *keys: str) -> None:
         """Make the leases of the keys expire at the store."""
         self.age(3600, *keys)
+
+    def expire_claims(self, key: str, *leases: Lease) -> None:
+        """Make these claims on the key expire at the store, and no others on it."""
+        owners = {lease.owner_id for lease in leases}
+        name = self.backend.prefix + check_key(key)
+        if self.using:
+            self.aside(lambda: self._expire_claims(name, owners))
+            return
+        row = self.backend._rows[name]  # type: ignore[attr-defined]
+        for owner_id in owners:
+            row.held[owner_id].expires_us = 1
+
+    def _expire_claims(self, name: str, owners: set[str]) -> None:
+        claims = LockHolder.objects.using(self.using).filter(key=name)
+        claims.filter(owner_id__in=owners).update(expires_at=1)
+        # As the row is when time has passed: until the last live claim on it ends.
+        latest = claims.aggregate(latest=Max("expires_at"))["latest"]
+        Lock.objects.using(self.using).filter(key=name).update(expires_at=latest)
+
+    def sweep(self) -> list[Swept]:
+        return list(self.backend.sweep(older_than=86400, batch_size=1000))
 
     def lose(self, key: str, how: str) -> Lease | None:
         """Take the key from its holder, behind its back; the lease of the next, if there is one."""

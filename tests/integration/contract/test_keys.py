@@ -169,7 +169,7 @@ class TestKeyPrefix:
         assert denied.value.keys == (key,)
         assert denied.value.holders[0].key == key
         assert "one%:" not in str(denied.value)
-        had = one.backend.force_release(key)
+        (had,) = one.backend.force_release(key)
         assert had is not None
         assert had.key == key
         assert one.is_free(key)

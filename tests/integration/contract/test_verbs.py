@@ -40,8 +40,7 @@ class TestTryAcquire:
         assert denial.key == key
         assert denial.can_wait
         assert 25 < denial.remaining <= 30
-        holder = denial.holder
-        assert holder is not None
+        (holder,) = denial.holders
         assert (holder.key, holder.owner_id) == (key, mine.owner_id)
         assert (holder.fencing_token,) == grant.fencing_tokens
         assert (holder.host, holder.pid, holder.thread) == ("web-7", 4711, "worker")
@@ -120,8 +119,8 @@ class TestSeveralKeys:
         denial = store.backend.try_acquire(request)
         assert isinstance(denial, Denial)
         assert denial.key == f"{key}:{taken}"
-        assert denial.holder is not None
-        assert denial.holder.owner_id == rival.owner_id
+        (holder,) = denial.holders
+        assert holder.owner_id == rival.owner_id
         (held,) = store.backend.holders(f"{key}:")
         assert held.key == f"{key}:{taken}"
         assert store.backend.release(rival)
@@ -321,8 +320,7 @@ class TestHolders:
 class TestForceRelease:
     def test_it_frees_the_key_and_says_who_had_it(self, store: Store, key: str) -> None:
         grant = store.grant(key, label="stuck", pid=os.getpid())
-        had = store.backend.force_release(key)
-        assert had is not None
+        (had,) = store.backend.force_release(key)
         assert (had.key, had.owner_id, had.label) == (key, grant.owner_id, "stuck")
         assert (had.fencing_token,) == grant.fencing_tokens
         assert store.is_free(key)
@@ -344,12 +342,11 @@ class TestForceRelease:
         store.grant(f"{key}:expired")
         store.expire(f"{key}:expired")
         for name in ("free", "expired", "unknown"):
-            assert store.backend.force_release(f"{key}:{name}") is None
+            assert store.backend.force_release(f"{key}:{name}") == []
 
     def test_it_ends_a_minimum_hold(self, store: Store, key: str) -> None:
         store.backend.release(store.grant(key, min_hold=20))
-        had = store.backend.force_release(key)
-        assert had is not None
+        (had,) = store.backend.force_release(key)
         assert had.cooling_down
         assert store.is_free(key)
 
@@ -460,15 +457,15 @@ class TestRows:
         row = store.aside(lambda: LockFactory(using=store.using, label="nightly"))
         denial = store.backend.try_acquire(store.request(row.key))
         assert isinstance(denial, Denial)
-        assert denial.holder is not None
-        assert (denial.holder.owner_id, denial.holder.label) == (row.owner_id, "nightly")
+        (holder,) = denial.holders
+        assert (holder.owner_id, holder.label) == (row.owner_id, "nightly")
 
     def test_a_cooling_one_is_denied(self, store: Store) -> None:
         row = store.aside(lambda: LockFactory(using=store.using, cooling=True))
         denial = store.backend.try_acquire(store.request(row.key))
         assert isinstance(denial, Denial)
-        assert denial.holder is not None
-        assert denial.holder.cooling_down
+        (holder,) = denial.holders
+        assert holder.cooling_down
 
     @pytest.mark.parametrize("state", ["expired", "free"])
     def test_an_expired_and_a_free_one_are_granted(self, store: Store, state: str) -> None:

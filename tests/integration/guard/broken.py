@@ -64,7 +64,7 @@ class BrokenBackend(MemoryBackend):
             state["busy"][key] = True
             state["grants"] += 1
             return Grant(
-                keys=(key,),
+                claims=request.claims,
                 owner_id=request.owner_id,
                 fencing_tokens=(state["token"],),
                 acquired_us=state["token"],

@@ -9,7 +9,7 @@ from django.db.utils import DEFAULT_DB_ALIAS
 from django.test.utils import CaptureQueriesContext
 
 from distlocks import Lease, db_lock, locks
-from distlocks.claims import Grant
+from distlocks.claims import Grant, claims_on
 from distlocks.clock import lease_now
 from distlocks.guard import TABLE
 from distlocks.identity import new_owner_id
@@ -37,7 +37,7 @@ def forged(
     backend = locks[alias]
     tokens = token if isinstance(token, tuple) else (token,)
     grant = Grant(
-        keys=tuple(backend.prefix + key for key in keys),
+        claims=claims_on(backend.prefix + key for key in keys),
         owner_id=new_owner_id(),
         fencing_tokens=tokens,
         acquired_us=tokens[0],

@@ -471,7 +471,7 @@ class TestSettingsOfTheSession:
     def test_idleness_is_bounded_by_the_ttl_or_by_less_on_mariadb(
         self, add_alias: AddAlias, key: str, users: int, inside: int
     ) -> None:
-        variable = "idle_write_transaction_timeout"
+        variable = "idle_transaction_timeout"
         using = add_alias(MARIADB, OPTIONS={"init_command": f"SET SESSION {variable} = {users}"})
         with forged(key, token=now_us(), ttl=6.5).atomic(using):
             assert scalar(using, f"SELECT @@SESSION.{variable}") == inside
@@ -496,7 +496,7 @@ class TestSettingsOfTheSession:
 
         def die_at_the_end(execute: Any, sql: str, *args: Any) -> Any:
             nonlocal began
-            if "idle_write_transaction_timeout" in sql and began:
+            if "idle_transaction_timeout" in sql and began:
                 raise OperationalError(2013, "Lost connection")
             began = began or "lockguard" in sql
             return execute(sql, *args)

@@ -15,7 +15,7 @@ from distlocks.backends.database import mariadb, postgresql, sqlite
 from distlocks.backends.database.channels import Session
 from distlocks.backends.database.dialect import Taken
 from distlocks.backends.database.listener import HELLO
-from distlocks.claims import Request, to_us
+from distlocks.claims import Claim, Request, to_us
 from distlocks.clock import lease_now
 from distlocks.identity import new_owner_id
 
@@ -104,7 +104,7 @@ def grant_and_release(worker: Worker, backend: Any, key: str, ttl: float) -> Non
     owner = new_owner_id()
     worker.journal.write("ask", keys=[key])
     deadline = lease_deadline(lease_now(), ttl)
-    request = Request(keys=(key,), owner_id=owner, ttl_us=to_us(ttl))
+    request = Request(claims=(Claim(key),), owner_id=owner, ttl_us=to_us(ttl))
     taken = backend.dialect.acquire(session, key, request)
     assert isinstance(taken, Taken)
     worker.journal.write(
