@@ -297,11 +297,10 @@ class TestWaiting:
         assert isinstance(lease, Lease)
         assert lease.release()
 
+    @for_stores(["memory"])
     def test_nobody_sleeps_past_the_expiry_of_a_permit(
         self, store: Store, key: str, moved_clock: FakeClock
     ) -> None:
-        if store.using:
-            pytest.skip("by a clock in the test's hands: on the memory store")
         store.hold(key, limit=1, ttl=2, renew=False)
         assert store.lock(key, limit=1, timeout=10).acquire().waited < 2.1
 
