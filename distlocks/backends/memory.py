@@ -50,7 +50,8 @@ class _Held:
         """Note its release: it lasts until its minimum hold has passed."""
         self.released_us = now
         cooled = self.acquired_us + min_hold_us
-        self.expires_us = cooled if cooled > now else 0
+        # The clock may have been set back since.
+        self.expires_us = cooled if min_hold_us and cooled > now else 0
 
 
 @dataclass(slots=True)
@@ -219,9 +220,8 @@ class MemoryBackend(BaseBackend):
                     lost.add(grant.owner_id)
                     continue
                 for own in held:
-                    own.expires_us = max(
-                        now + extension.ttl_us, own.acquired_us + grant.min_hold_us
-                    )
+                    cooled = own.acquired_us + grant.min_hold_us if grant.min_hold_us else 0
+                    own.expires_us = max(now + extension.ttl_us, cooled)
                 extended.add(grant.owner_id)
         return Extended(extended=frozenset(extended), lost=frozenset(lost))
 

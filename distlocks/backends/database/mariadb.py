@@ -70,7 +70,8 @@ OURS = "expires_at <= VALUES(acquired_at) OR owner_id = VALUES(owner_id)"
 RELEASE = """
 UPDATE {t} SET
   owner_id = '',
-  expires_at = IF(acquired_at + %(min_hold)s > {us}, acquired_at + %(min_hold)s, 0)
+  expires_at = IF(%(min_hold)s > 0 AND acquired_at + %(min_hold)s > {us},
+                  acquired_at + %(min_hold)s, 0)
 WHERE `key` = %(key)s AND owner_id = %(owner)s{and_token}
 """
 
@@ -85,7 +86,8 @@ UPDATE JSON_TABLE(%(wanted)s, '$[*]' COLUMNS (
   ttl BIGINT PATH '$[3]',
   min_hold BIGINT PATH '$[4]')) AS wanted
 STRAIGHT_JOIN {t} AS l FORCE INDEX (PRIMARY) ON l.`key` = wanted.k
-SET l.expires_at = GREATEST({us} + wanted.ttl, l.acquired_at + wanted.min_hold)
+SET l.expires_at = GREATEST(
+  {us} + wanted.ttl, IF(wanted.min_hold > 0, l.acquired_at + wanted.min_hold, 0))
 WHERE l.owner_id = wanted.owner_id AND l.fencing_token = wanted.fencing_token
   AND l.expires_at > {us}
 """

@@ -247,7 +247,7 @@ class PortableSeveral(Several):
         own = self._claims(key=key, owner_id=owner_id, released_at=0, expires_at__gt=now)
         if token is not None:
             own = own.filter(fencing_token=token)
-        cooling = own.filter(acquired_at__gt=now - min_hold_us)
+        cooling = own.filter(acquired_at__gt=now - min_hold_us) if min_hold_us else own.none()
         return bool(
             cooling.update(released_at=now, expires_at=F("acquired_at") + Value(min_hold_us))
             or own.update(released_at=now, expires_at=0)
@@ -348,6 +348,8 @@ def _values(request: Request) -> dict[str, Any]:
 def _extend(live: QuerySet[Any], now: int, ttl_us: int, min_hold_us: int) -> int:
     """Make a live claim last until max(now + ttl, acquired + minimum hold); how many it was."""
     until = now + ttl_us
+    if not min_hold_us:
+        return live.update(expires_at=until)
     # As two conditional updates: see Portable.acquire().
     cooling = until - min_hold_us
     return live.filter(acquired_at__lte=cooling).update(expires_at=until) or live.filter(

@@ -80,8 +80,8 @@ SELECT false, {holder} FROM {t} WHERE key = %(key)s AND NOT EXISTS (SELECT FROM 
 RELEASE = """
 {with_bound}UPDATE {t} SET
   owner_id = '',
-  expires_at = CASE WHEN acquired_at + %(min_hold)s > {us} THEN acquired_at + %(min_hold)s
-                    ELSE 0 END,
+  expires_at = CASE WHEN %(min_hold)s > 0 AND acquired_at + %(min_hold)s > {us}
+                    THEN acquired_at + %(min_hold)s ELSE 0 END,
   waiting_until = CASE WHEN waiting_until > {us} THEN -1 ELSE 0 END
 {from_bound}
 WHERE key = %(key)s AND owner_id = %(owner)s{and_token}
@@ -102,7 +102,8 @@ had AS MATERIALIZED (
   WHERE l.expires_at > {us}
   ORDER BY l.key FOR UPDATE OF l SKIP LOCKED),
 extended AS (
-  UPDATE {t} AS l SET expires_at = greatest({us} + had.ttl, l.acquired_at + had.min_hold)
+  UPDATE {t} AS l SET expires_at = greatest(
+    {us} + had.ttl, CASE WHEN had.min_hold > 0 THEN l.acquired_at + had.min_hold END)
   FROM had WHERE l.key = had.key
   RETURNING l.key, l.owner_id)
 SELECT key, owner_id, true FROM extended

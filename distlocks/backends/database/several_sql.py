@@ -52,8 +52,8 @@ WHERE {key} = %(key)s
 END = """
 {quick}UPDATE {h} SET
   released_at = {us},
-  expires_at = CASE WHEN acquired_at + %(min_hold)s > {us} THEN acquired_at + %(min_hold)s
-                    ELSE 0 END
+  expires_at = CASE WHEN %(min_hold)s > 0 AND acquired_at + %(min_hold)s > {us}
+                    THEN acquired_at + %(min_hold)s ELSE 0 END
 WHERE {key} = %(key)s AND owner_id = %(owner)s AND released_at = 0 AND expires_at > {us}{and_token}
 """
 HAS_ENDED = """
@@ -74,7 +74,8 @@ AWAITED = "SELECT waiting_until < 0 FROM {t} WHERE {key} = %(key)s"
 LATCH_FREE = "SELECT {key} FROM {t} WHERE {key} IN ({{keys}}) ORDER BY {key}{skip_locked}"
 PROLONG = """
 {quick}UPDATE {h}{by_owner} SET
-  expires_at = {greatest}({us} + %(ttl)s, acquired_at + %(min_hold)s)
+  expires_at = {greatest}(
+    {us} + %(ttl)s, CASE WHEN %(min_hold)s > 0 THEN acquired_at + %(min_hold)s ELSE 0 END)
 WHERE {key} IN ({{keys}}) AND owner_id IN ({{owners}}) AND released_at = 0 AND expires_at > {us}
 """
 LIVE = """

@@ -65,15 +65,16 @@ RETURNING fencing_token, acquired_at
 RELEASE = """
 UPDATE {t} SET
   owner_id = '',
-  expires_at = CASE WHEN acquired_at + %(min_hold)s > {us} THEN acquired_at + %(min_hold)s
-                    ELSE 0 END
+  expires_at = CASE WHEN %(min_hold)s > 0 AND acquired_at + %(min_hold)s > {us}
+                    THEN acquired_at + %(min_hold)s ELSE 0 END
 WHERE key = %(key)s AND owner_id = %(owner)s{and_token}
 RETURNING key
 """
 
 # Invariant: a lease is extended only while it is the owner's and has not expired.
 EXTEND = """
-UPDATE {t} SET expires_at = max({us} + %(ttl)s, acquired_at + %(min_hold)s)
+UPDATE {t} SET expires_at = max(
+  {us} + %(ttl)s, CASE WHEN %(min_hold)s > 0 THEN acquired_at + %(min_hold)s ELSE 0 END)
 WHERE key = %(key)s AND owner_id = %(owner)s AND fencing_token = %(token)s AND expires_at > {us}
 RETURNING key
 """

@@ -1,0 +1,1 @@
+from tests.integration.contract.stores import pytest_generate_tests, start, store  # noqa: F401
