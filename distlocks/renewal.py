@@ -13,7 +13,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -177,6 +176,11 @@ class Renewer:
         self.flush_releases()
         with self._condition:
             self._condition.wait_for(lambda: not self._releasing, FLUSH_WITHIN)
+
+    def await_releases(self, timeout: float) -> None:
+        """Return once other threads have carried out all releases, or after `timeout` seconds."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self.has_releases, timeout)
 
     def _release(self, lease: Releasable) -> None:
         try:
@@ -373,12 +377,8 @@ locks._when_closed.append(renewer.forget)
 
 def _finish_at_exit() -> None:
     """Releases whose transaction has ended should not have to wait for their lease to end."""
-    thread = threading.Thread(target=renewer.settle_releases, daemon=True)
-    if not renewer.has_releases:
-        return
-    with suppress(RuntimeError):
-        thread.start()
-        thread.join(FLUSH_WITHIN)
+    # The workers go on meanwhile; it is too late for new threads.
+    renewer.await_releases(FLUSH_WITHIN)
 
 
 if hasattr(os, "register_at_fork"):

@@ -14,7 +14,7 @@ from django.test import override_settings
 
 from distlocks import BackendUnavailable, Lease, LeaseLost, db_lock, locks
 from distlocks.clock import lease_now
-from distlocks.models import Lock
+from distlocks.models import Lock, LockHolder
 from distlocks.renewal import renewer
 from distlocks.testing import flush_events
 from tests.servers import session
@@ -66,6 +66,7 @@ def server(
         if "distlocks_lock" not in connections["far"].introspection.table_names():
             with connections["far"].schema_editor() as editor:
                 editor.create_model(Lock)
+                editor.create_model(LockHolder)
         connections["far"].close()
         yield private_server
         # What is still to be given back has nowhere to go.

@@ -53,6 +53,8 @@ def test_the_version_is_the_projects() -> None:
 def test_the_lock() -> None:
     assert parameters(distlocks.db_lock) == [
         "*keys",
+        "shared=False (keyword)",
+        "limit=None (keyword)",
         "ttl=<from settings> (keyword)",
         "timeout=<from settings> (keyword)",
         "renew=True (keyword)",
@@ -82,6 +84,7 @@ def test_the_lease() -> None:
         "keys",
         "label",
         "lost",
+        "mode",
         "owner_id",
         "release",
         "remaining",
@@ -114,6 +117,7 @@ def test_the_holder() -> None:
         "fencing_token",
         "since",
         "remaining",
+        "mode",
         "host",
         "pid",
         "thread",

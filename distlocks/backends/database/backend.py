@@ -430,13 +430,16 @@ class DatabaseBackend(BaseBackend):
         batch = self.dialect.sweep(session, after, batch_size, older_than_us, dry_run)
         if batch is None:
             return None
-        ended: list[Holder] = []
+        # Look first: a batch with nothing to do must not take a lock, which on SQLite is one on
+        # the whole file.
+        left_behind, any_ended = self.dialect.several.ended(session, after, batch.last_key)
+        if any_ended and not dry_run:
 
-        def sweep_several() -> None:
-            ended[:] = self.dialect.several.sweep(session, after, batch.last_key, dry_run)
+            def sweep_several() -> None:
+                left_behind[:] = self.dialect.several.sweep(session, after, batch.last_key)
 
-        self.dialect.all_or_none(session, sweep_several)
-        return replace(batch, expired=[*batch.expired, *ended]) if ended else batch
+            self.dialect.all_or_none(session, sweep_several)
+        return replace(batch, expired=[*batch.expired, *left_behind])
 
     def _public(self, holder: Holder) -> Holder:
         assert isinstance(holder.key, str)

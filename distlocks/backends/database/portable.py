@@ -323,13 +323,20 @@ class PortableSeveral(Several):
             reserved_by=owner_id, reserved_until=now + life_us
         )
 
-    def sweep(self, session: Session, after: str, last: str, dry_run: bool) -> list[Holder]:
+    def _ended(self, after: str, last: str, now: int) -> QuerySet[LockHolder]:
+        return self._claims(key__gt=after, key__lte=last, expires_at__lte=now).filter(
+            Q(released_at=0) | Q(released_at__lte=now - REMEMBERED_US)
+        )
+
+    def ended(self, session: Session, after: str, last: str) -> tuple[list[Holder], bool]:
         now = now_us(session)
-        ended = self._claims(key__gt=after, key__lte=last, expires_at__lte=now)
-        left_behind = [_holder(claim, now) for claim in ended.filter(released_at=0)]
-        if not dry_run:
-            # What is found ended never lives again.
-            ended.filter(Q(released_at=0) | Q(released_at__lte=now - REMEMBERED_US)).delete()
+        rows = list(self._ended(after, last, now))
+        return [_holder(row, now) for row in rows if not row.released_at], bool(rows)
+
+    def sweep(self, session: Session, after: str, last: str) -> list[Holder]:
+        # What has ended never lives again.
+        left_behind, _ = self.ended(session, after, last)
+        self._ended(after, last, now_us(session)).delete()
         return left_behind
 
 

@@ -50,8 +50,8 @@ class Several(ABC):
     until when the last of them lasts, so an exclusive acquire looks at that row only. One
     statement that both latches and counts would count what was there before it waited.
 
-    All but holders() and reserve() are called inside a transaction. Subclasses have the
-    statements; what they mean for the claims is said here.
+    All but those that only read, and reserve(), are called inside a transaction. Subclasses have
+    the statements; what they mean for the claims is said here.
     """
 
     def take(self, session: Session, claim: Claim, request: Request) -> Taken | Held:
@@ -199,6 +199,11 @@ class Several(ABC):
         reserved it already."""
 
     @abstractmethod
-    def sweep(self, session: Session, after: str, last: str, dry_run: bool) -> list[Holder]:
+    def ended(self, session: Session, after: str, last: str) -> tuple[list[Holder], bool]:
+        """Whose claims on the keys past `after` up to `last` have ended without a release, and
+        whether there is anything to sweep. Writes nothing."""
+
+    @abstractmethod
+    def sweep(self, session: Session, after: str, last: str) -> list[Holder]:
         """Delete the rows of claims that have ended on the keys past `after` up to `last`; whose
         were never released. Neither waits for, nor touches, a live one."""

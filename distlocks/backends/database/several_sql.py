@@ -174,8 +174,8 @@ class SqlSeveral(Several):
         self._on_key = ON_KEY.format(**names)
         self._holders = HOLDERS.format(**names)
         self._reserve = RESERVE.format(**names)
-        self._ended = ENDED.format(**names)
-        self._ended_unlocked = ENDED.format(**{**names, "skip_locked": ""})
+        self._ended = ENDED.format(**{**names, "skip_locked": ""})
+        self._ended_locked = ENDED.format(**names)
         self._delete_ended = DELETE_ENDED.format(**names)
 
     def latch(self, session: Session, key: str) -> Latched:
@@ -264,13 +264,20 @@ class SqlSeveral(Several):
     def reserve(self, session: Session, key: str, owner_id: str, life_us: int) -> None:
         session.execute(self._reserve, {"key": key, "owner": owner_id, "life": life_us})
 
-    def sweep(self, session: Session, after: str, last: str, dry_run: bool) -> list[Holder]:
-        params = {"after": after, "last": last}
-        ended = session.execute(self._ended_unlocked if dry_run else self._ended, params)
-        if not dry_run:
-            for some in _batches([row[-2] for row in ended]):
-                _execute(session, self._delete_ended, {}, ids=some)
-        return [holder_from(row[:-2]) for row in ended if not row[-1]]
+    def ended(self, session: Session, after: str, last: str) -> tuple[list[Holder], bool]:
+        rows = session.execute(self._ended, {"after": after, "last": last})
+        return _left_behind(rows), bool(rows)
+
+    def sweep(self, session: Session, after: str, last: str) -> list[Holder]:
+        rows = session.execute(self._ended_locked, {"after": after, "last": last})
+        for some in _batches([row[-2] for row in rows]):
+            _execute(session, self._delete_ended, {}, ids=some)
+        return _left_behind(rows)
+
+
+def _left_behind(rows: Sequence[Row]) -> list[Holder]:
+    """Those of ENDED's rows that were never released."""
+    return [holder_from(row[:-2]) for row in rows if not row[-1]]
 
 
 def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
