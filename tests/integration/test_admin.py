@@ -206,7 +206,8 @@ def test_weird_keys_are_listed_and_open_their_page(using: str, admin_client: Cli
         detail = admin_client.get(html.unescape(link))
         assert detail.status_code == 200, link
         opened.append(detail.context["original"].key)
-        assert html.unescape(shown) == opened[-1]
+        # From Django 6.1 on, lists show values without the spaces around them.
+        assert html.unescape(shown).strip() == opened[-1].strip()
     assert sorted(opened) == sorted(WEIRD)
 
 
