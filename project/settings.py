@@ -2,7 +2,7 @@
 
 From the environment: DEMO_DATABASE (path of the SQLite file), DEMO_SERVER_NAME (this server
 process' label), DEMO_PEERS (all servers, as "alpha=http://127.0.0.1:8001,beta=…"),
-DEMO_LEASE_SECONDS and DEMO_INTERVAL_SECONDS.
+DEMO_LEASE_SECONDS, DEMO_INTERVAL_SECONDS, DEMO_JOB_LIMIT and DEMO_TURN_SECONDS.
 """
 
 from __future__ import annotations
@@ -133,5 +133,8 @@ PEERS = dict(peer.split("=", 1) for peer in os.environ.get("DEMO_PEERS", "").spl
 
 JOB_LEASE_SECONDS = float(os.environ.get("DEMO_LEASE_SECONDS", "10"))
 JOB_DEFAULT_INTERVAL = float(os.environ.get("DEMO_INTERVAL_SECONDS", "5"))
+# So many jobs run at once over all servers; how long one waits for its turn.
+JOB_LIMIT = int(os.environ.get("DEMO_JOB_LIMIT", "4"))
+JOB_TURN_SECONDS = float(os.environ.get("DEMO_TURN_SECONDS", "20"))
 # What a client is told to wait when the lock store cannot be reached.
 JOB_STORE_RETRY_SECONDS = 5

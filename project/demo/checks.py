@@ -27,12 +27,16 @@ class Record:
 
 
 def check_all(
-    records: Sequence[Record], answers: Sequence[Answer], log: Sequence[Mapping[str, Any]]
+    records: Sequence[Record],
+    answers: Sequence[Answer],
+    log: Sequence[Mapping[str, Any]],
+    limit: int,
 ) -> list[Check]:
     """Every promise that can be checked afterwards."""
     return [
         no_overlap(records),
         tokens_grow(records),
+        few_at_once(records, limit),
         records_match(records, answers),
         log_matches(log, answers),
     ]
@@ -71,6 +75,24 @@ def tokens_grow(records: Sequence[Record]) -> Check:
         "fencing tokens strictly grow per job",
         not wrong,
         "; ".join(wrong) or f"{pairs} pairs of successive runs",
+    )
+
+
+def few_at_once(records: Sequence[Record], limit: int) -> Check:
+    """Never more jobs than allowed run at once; and as many as allowed do, now and then."""
+    # An end sorts before a start at the same moment.
+    moments = sorted(
+        [(record.started_at, 1) for record in records]
+        + [(record.finished_at, -1) for record in records if record.finished_at]
+    )
+    running = most = 0
+    for _, change in moments:
+        running += change
+        most = max(most, running)
+    return Check(
+        f"at most {limit} jobs run at once over both servers",
+        most == limit,
+        f"{most} at most, of {len(records)} runs",
     )
 
 

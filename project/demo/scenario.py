@@ -17,6 +17,8 @@ LONG_SECONDS = 12.0
 RIVAL_SECONDS = 11.0
 CONTESTED_JOB = "invoices"
 INTERVAL = 3.0
+# So many jobs may run at once.
+LIMIT = 4
 # How often those who were refused come back together.
 RETURNS = 3
 
@@ -114,7 +116,7 @@ def _parallel(servers: Sequence[Server]) -> tuple[str, list[Answer], Check]:
     held = all(answer.status == 200 for answer in answers) and took.total_seconds() < len(jobs)
     seen = f"{_statuses(answers)}; six seconds of work in {took.total_seconds():.1f} s"
     return (
-        "Six different jobs at once",
+        f"Six different jobs at once, beside {LONG_JOB}: {LIMIT} jobs may run",
         answers,
         Check("different jobs run side by side", held, seen),
     )

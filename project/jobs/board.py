@@ -11,8 +11,8 @@ from django.conf import settings
 from django.utils import timezone
 
 from distlocks import locks
-from project.jobs.holders import KEY_PREFIX, JobHolder
-from project.jobs.models import JobRun, Outcome
+from project.jobs.holders import KEY_PREFIX, TURNS_KEY, JobHolder
+from project.jobs.models import NOT_ENDED, JobRun
 
 LAST_RUNS = 50
 COUNT_SECONDS = 300
@@ -25,14 +25,25 @@ def snapshot() -> dict[str, Any]:
     # The moment comes first, then the locks, then the records: see `_outcome`.
     now = timezone.now()
     holders = [JobHolder.of(holder) for holder in locks["default"].holders(KEY_PREFIX)]
+    turns = [JobHolder.of(holder) for holder in locks["default"].holders(TURNS_KEY)]
     live = {holder.run for holder in holders if not holder.cooling_down}
     runs = list(JobRun.objects.all()[:LAST_RUNS])
+    waiting = live - JobRun.objects.begun(live)
     counted = JobRun.objects.since(now - timedelta(seconds=COUNT_SECONDS))
     return {
         "server": settings.SERVER_NAME,
         "now": now,
         "lease_seconds": settings.JOB_LEASE_SECONDS,
-        "running": [_held(holder) for holder in holders if not holder.cooling_down],
+        "limit": settings.JOB_LIMIT,
+        "running": [
+            _held(holder) for holder in holders if holder.run in live and holder.run not in waiting
+        ],
+        # Each waits until any of those that have a turn now is done.
+        "waiting": [
+            {**_held(holder), "waits_for": [turn.job for turn in turns]}
+            for holder in holders
+            if holder.run in live and holder.run in waiting
+        ],
         "cooling": [_held(holder) for holder in holders if holder.cooling_down],
         "runs": [_ran(run, _outcome(run, live, now)) for run in runs],
         "counts": {
@@ -45,10 +56,10 @@ def snapshot() -> dict[str, Any]:
 def _outcome(run: JobRun, live: Collection[str], now: datetime) -> str:
     """How the run ended, or that it runs, or that it broke off.
 
-    A record that says "running" is true if its run has a live lock. One that started after we
-    began to look is true as well: its lock may not have been among those we read.
+    A record that says that the run has not ended is true if its run has a live lock. One that
+    started after we began to look is true as well: its lock may not have been among those we read.
     """
-    if run.outcome != Outcome.RUNNING or str(run.id) in live or run.started_at >= now:
+    if run.outcome not in NOT_ENDED or str(run.id) in live or run.started_at >= now:
         return run.outcome
     return BROKEN_OFF
 

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from distlocks import Holder
 
 KEY_PREFIX = "job:"
+# Of which each job that runs has a permit.
+TURNS_KEY = "turns"
 
 
 def metadata(order: JobOrder, run_id: uuid.UUID) -> dict[str, Any]:
     """What rivals and the board can know of a run from its lock alone."""
     return {
+        "job": order.job,
         "server": settings.SERVER_NAME,
         "run": str(run_id),
         "seconds": order.seconds,
@@ -50,7 +53,7 @@ class JobHolder:
         """Read from a holder; locks taken by others under our prefix have no metadata of ours."""
         ours = holder.metadata
         return cls(
-            job=str(holder.key).removeprefix(KEY_PREFIX),
+            job=str(ours.get("job", "")) or str(holder.key).removeprefix(KEY_PREFIX),
             run=str(ours.get("run", "")),
             server=str(ours.get("server", "")),
             host=holder.host,

@@ -1,4 +1,4 @@
-"""Runs a job, at most once at a time over all server processes.
+"""Runs a job, at most once at a time and beside few others, over all server processes.
 
 Its record is written in guarded transactions: a run that has lost its lease without noticing cannot
 write that it began, or that it is done, over the head of the one that came after it. Each attempt
@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from distlocks import BackendUnavailable, LeaseLost, LockTimeout, StaleToken, db_lock
-from project.jobs.holders import KEY_PREFIX, Contention, metadata
+from project.jobs.holders import KEY_PREFIX, TURNS_KEY, Contention, JobHolder, metadata
 from project.jobs.models import JobRun, Outcome
 from project.jobs.orders import JobOrder
 
@@ -39,16 +39,24 @@ class JobContended(Exception):
         self.contention = contention
 
 
+class NoTurn(Exception):
+    """As many other jobs as may run at once have run for too long."""
+
+    def __init__(self, others: list[JobHolder]) -> None:
+        super().__init__(", ".join(other.job for other in others))
+        self.others = others
+
+
 class JobFailed(Exception):
     """The work, or the writing of its record, raised an exception: the cause of this one."""
 
 
 def run_job(order: JobOrder) -> JobRun:
-    """Run the job here and now, or raise JobContended, BackendUnavailable, LeaseLost, StaleToken
-    or JobFailed."""
+    """Run the job here and now, or raise JobContended, NoTurn, BackendUnavailable, LeaseLost,
+    StaleToken or JobFailed."""
     tried = time.monotonic()
     run_id = uuid.uuid4()
-    held = False
+    at = "job"
     run: JobRun | None = None
     lock = db_lock(
         KEY_PREFIX + order.job,
@@ -58,18 +66,33 @@ def run_job(order: JobOrder) -> JobRun:
         label=f"job {order.job}",
         metadata=metadata(order, run_id),
     )
+    turn = db_lock(
+        TURNS_KEY,
+        limit=settings.JOB_LIMIT,
+        ttl=settings.JOB_LEASE_SECONDS,
+        timeout=settings.JOB_TURN_SECONDS,
+        label=f"job {order.job}",
+        metadata=metadata(order, run_id),
+    )
     _log("job.attempt", order, seconds=order.seconds, interval=order.interval)
     try:
         with lock as lease:
-            held = True
+            at = "record"
             with lease.atomic():
-                begun = JobRun.objects.start(run_id, order.job, lease.fencing_token)
-            run = begun
-            work(lease, order.seconds)
-            with lease.atomic():
-                run.finish(Outcome.DONE)
+                waiting = JobRun.objects.start(run_id, order.job, lease.fencing_token)
+            at, run = "turn", waiting
+            with turn:
+                at = "record"
+                with lease.atomic():
+                    run.begin()
+                work(lease, order.seconds)
+                with lease.atomic():
+                    run.finish(Outcome.DONE)
     except LockTimeout as error:
-        if held:
+        if at == "turn":
+            _fail(order, run, "no_turn", error, Outcome.FAILED)
+            raise NoTurn([JobHolder.of(holder) for holder in error.holders]) from error
+        if at == "record":
             _fail(order, run, "database_busy", error, Outcome.FAILED)
             raise JobFailed(f"Its record could not be written: {error}") from error
         contention = Contention.of(error.holders)
@@ -92,6 +115,7 @@ def run_job(order: JobOrder) -> JobRun:
     except Exception as error:
         _fail(order, run, "error", error, Outcome.FAILED)
         raise JobFailed(f"{type(error).__name__}: {error}") from error
+    assert run is not None
     _log("job.done", order, token=run.fencing_token, waited=lease.waited)
     return run
 

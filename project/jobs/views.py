@@ -20,7 +20,7 @@ from project.jobs.board import snapshot
 from project.jobs.holders import Contention
 from project.jobs.models import JobRun
 from project.jobs.orders import MAX_INTERVAL, MAX_SECONDS, BadOrder, read_order
-from project.jobs.runner import JobContended, JobFailed, run_job
+from project.jobs.runner import JobContended, JobFailed, NoTurn, run_job
 
 
 class BoardView(TemplateView):
@@ -79,6 +79,8 @@ class RunJobView(View):
             )
         except JobContended as error:
             return _contended(job, error.contention)
+        except NoTurn as error:
+            return _no_turn(job, error)
         except BackendUnavailable:
             return _store_unavailable(f", so {job} does not run: nobody would be kept out.")
         except (LeaseLost, StaleToken) as error:
@@ -124,8 +126,8 @@ def _contended(job: str, contention: Contention) -> JsonResponse:
         )
     else:
         detail = (
-            f"Job {job} runs on {holder.server} ({holder.host}, process {holder.pid}); "
-            f"its lease has {holder.remaining:.1f} s left and is renewed while it runs."
+            f"Job {job} runs, or waits for its turn, on {holder.server} ({holder.host}, process "
+            f"{holder.pid}); its lease has {holder.remaining:.1f} s left and is renewed meanwhile."
         )
     body = {
         "error": contention.state,
@@ -135,6 +137,17 @@ def _contended(job: str, contention: Contention) -> JsonResponse:
         "retry_after": contention.retry_after,
     }
     return _retry_later(body, 409, contention.retry_after)
+
+
+def _no_turn(job: str, error: NoTurn) -> JsonResponse:
+    body = {
+        "error": "no_turn",
+        "job": job,
+        "detail": f"Job {job} has waited {settings.JOB_TURN_SECONDS:g} s for its turn: "
+        f"{settings.JOB_LIMIT} others may run at once, now {error}.",
+        "held_by": [other.as_json() for other in error.others],
+    }
+    return _retry_later(body, 503, settings.JOB_STORE_RETRY_SECONDS)
 
 
 def _store_unavailable(detail: str) -> JsonResponse:

@@ -17,6 +17,7 @@ from project.servers import BASE_DIR, Server, running_servers
 # Short, so that a killed server's jobs come free soon.
 LEASE_SECONDS = 2.0
 INTERVAL_SECONDS = 1.0
+JOB_LIMIT = 6
 
 
 def environment(database: Path) -> dict[str, str]:
@@ -46,6 +47,7 @@ def two_servers(folder: Path, migrated: Path) -> Iterator[list[Server]]:
     numbers = {
         "DEMO_LEASE_SECONDS": str(LEASE_SECONDS),
         "DEMO_INTERVAL_SECONDS": str(INTERVAL_SECONDS),
+        "DEMO_JOB_LIMIT": str(JOB_LIMIT),
     }
     with running_servers(
         {"alpha": 0, "beta": 0}, database, log_dir=folder, environment=numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from tests.acceptance.client import (
     run,
     wait_for,
 )
-from tests.acceptance.conftest import INTERVAL_SECONDS, LEASE_SECONDS, environment
+from tests.acceptance.conftest import INTERVAL_SECONDS, JOB_LIMIT, LEASE_SECONDS, environment
 
 
 def test_a_job_runs_and_is_recorded(servers: list[Server]) -> None:
@@ -69,6 +70,56 @@ def test_different_jobs_run_side_by_side(servers: list[Server]) -> None:
     answers = fire(shots)
     assert [answer.status for answer in answers] == [200] * 6
     assert max(a.body["started_at"] for a in answers) < min(a.body["finished_at"] for a in answers)
+
+
+def test_more_jobs_than_may_run_wait_for_their_turn(servers: list[Server]) -> None:
+    jobs = [f"turn-{number}" for number in range(JOB_LIMIT + 2)]
+    shots = [
+        Shot(server=servers[number % 2], job=job, seconds=1.5, interval=0)
+        for number, job in enumerate(jobs)
+    ]
+    with ThreadPoolExecutor() as pool:
+        answered = pool.submit(fire, shots)
+        shown = wait_for(
+            lambda: (
+                len((seen := board(servers[0]))["running"]) == JOB_LIMIT
+                and len(seen["waiting"]) == 2
+                and seen
+            )
+        )
+        answers = answered.result()
+    assert shown["limit"] == JOB_LIMIT
+    for waiting in shown["waiting"]:
+        assert sorted(waiting["waits_for"]) == sorted(held["job"] for held in shown["running"])
+    assert {held["job"] for held in shown["waiting"] + shown["running"]} == {*jobs}
+    assert [answer.status for answer in answers] == [200] * len(jobs)
+    starts = sorted(datetime.fromisoformat(answer.body["started_at"]) for answer in answers)
+    ends = sorted(datetime.fromisoformat(answer.body["finished_at"]) for answer in answers)
+    # Who has come too late began when one of the others had ended.
+    assert all(start >= end for start, end in zip(starts[JOB_LIMIT:], ends, strict=False))
+
+
+def test_a_job_whose_turn_does_not_come_says_who_was_before_it(
+    migrated: Path, tmp_path: Path
+) -> None:
+    shutil.copy(migrated, tmp_path / "demo.sqlite3")
+    numbers = {"DEMO_JOB_LIMIT": "1", "DEMO_TURN_SECONDS": "0.3"}
+    with (
+        running_servers(
+            {"alpha": 0}, tmp_path / "demo.sqlite3", log_dir=tmp_path, environment=numbers
+        ) as (alpha,),
+        ThreadPoolExecutor() as pool,
+    ):
+        first = pool.submit(run, alpha, "first", seconds=1.5, interval=0)
+        wait_for(lambda: is_running(alpha, "first"))
+        reply = run(alpha, "late", seconds=0, interval=0)
+        assert reply.status == 503
+        assert reply.json["error"] == "no_turn"
+        assert "first" in reply.json["detail"]
+        assert reply.retry_after >= 1
+        assert last_run(alpha, "late")["outcome"] == "failed"
+        assert log_lines(alpha, "late")[-1]["reason"] == "no_turn"
+        assert first.result().status == 200
 
 
 def test_a_job_cools_down_until_its_interval_is_over(servers: list[Server]) -> None:

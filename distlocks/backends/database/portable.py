@@ -304,6 +304,10 @@ class PortableSeveral(Several):
         old = now_us(session) - REMEMBERED_US
         self._claims(key=key, expires_at__lte=old, released_at__lte=old).delete()
 
+    def version(self, session: Session, key: str) -> int:
+        token = self._locks(key=key).values_list("fencing_token", flat=True).first()
+        return token or 0
+
     def on_key(self, session: Session, key: str) -> list[Holder]:
         now = now_us(session)
         live = self._claims(key=key, expires_at__gt=now).order_by("fencing_token")

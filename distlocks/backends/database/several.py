@@ -186,6 +186,10 @@ class Several(ABC):
         """Delete the rows of the key's claims that ended more than REMEMBERED_US ago."""
 
     @abstractmethod
+    def version(self, session: Session, key: str) -> int:
+        """The token of the key's row, which every grant and every release changes."""
+
+    @abstractmethod
     def on_key(self, session: Session, key: str) -> list[Holder]:
         """Who has a live claim on exactly this key; at most TOLD_HOLDERS."""
 

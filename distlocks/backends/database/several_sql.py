@@ -71,6 +71,7 @@ SETTLE = """
 WHERE {key} = %(key)s AND mode <> '{exclusive}'
 """
 AWAITED = "SELECT waiting_until < 0 FROM {t} WHERE {key} = %(key)s"
+VERSION = "SELECT fencing_token FROM {t} WHERE {key} = %(key)s"
 LATCH_FREE = "SELECT {key} FROM {t} WHERE {key} IN ({{keys}}) ORDER BY {key}{skip_locked}"
 PROLONG = """
 {quick}UPDATE {h}{by_owner} SET
@@ -165,6 +166,7 @@ class SqlSeveral(Several):
         self._has_ended = HAS_ENDED.format(**names)
         self._settle = SETTLE.format(**names)
         self._awaited = AWAITED.format(**names)
+        self._version = VERSION.format(**names)
         self._latch_free = LATCH_FREE.format(**names)
         self._prolong = PROLONG.format(**names)
         self._live = LIVE.format(**names)
@@ -253,6 +255,10 @@ class SqlSeveral(Several):
 
     def forget(self, session: Session, key: str) -> None:
         session.execute(self._forget, {"key": key})
+
+    def version(self, session: Session, key: str) -> int:
+        rows = session.execute(self._version, {"key": key})
+        return int(rows[0][0]) if rows else 0
 
     def on_key(self, session: Session, key: str) -> list[Holder]:
         return [holder_from(row) for row in session.execute(self._on_key, {"key": key})]

@@ -106,9 +106,12 @@ class Sleepers:
 
     def _still_denied(self, denial: Denial) -> bool:
         """False if it is better to try again than to look on."""
-        # Only a try can tell how many others there are.
-        return denial.version is None and bool(
-            self._run(lambda session: self._dialect.is_taken(session, denial.key))
+        if denial.version is None:
+            return bool(self._run(lambda session: self._dialect.is_taken(session, denial.key)))
+        # Whoever comes or goes changes it.
+        several = self._dialect.several
+        return bool(
+            self._run(lambda session: several.version(session, denial.key)) == denial.version
         )
 
     def _poll_delay(self, attempt: int) -> float:

@@ -79,7 +79,10 @@ function duration(seconds) {
 
 // Drawing
 
-function heldRow(job, cooling) {
+const STATES = { running: "runs", waiting: "waits for its turn", cooling: "cools down" };
+
+function heldRow(job, state) {
+  const cooling = state === "cooling";
   const elapsed = serverNow() - at(job.since);
   const rest = Math.max(job.remaining - age(), 0);
   const whole = cooling ? job.interval : Math.max(board.lease_seconds, job.remaining);
@@ -90,9 +93,9 @@ function heldRow(job, cooling) {
   name.scope = "row";
   return el(
     "tr",
-    `${cooling ? "cooling" : "running"} ${serverClass(job.server)}`,
+    `${state} ${serverClass(job.server)}`,
     name,
-    el("td", "state", cooling ? "cools down" : "runs"),
+    el("td", "state", STATES[state], ...waitsFor(job)),
     el("td", "", serverLabel(job.server), process),
     el("td", "number", duration(elapsed), since),
     el(
@@ -108,9 +111,16 @@ function heldRow(job, cooling) {
   );
 }
 
+/** Whose end a job waits for: any of those that have a turn now. */
+function waitsFor(job) {
+  if (!job.waits_for) return [];
+  return [el("span", "detail", `${board.limit} may run: ${job.waits_for.join(", ") || "one is free"}`)];
+}
+
 const OUTCOMES = {
   done: "done",
   running: "runs",
+  waiting: "waits",
   failed: "failed",
   lost: "lost its lease",
   broken_off: "broken off",
@@ -121,7 +131,7 @@ function runRow(run) {
   name.scope = "row";
   const took = run.finished_at
     ? duration(at(run.finished_at) - at(run.started_at))
-    : run.outcome === "running"
+    : run.outcome === "running" || run.outcome === "waiting"
       ? "…"
       : "unknown";
   return el(
@@ -161,9 +171,10 @@ function lanesOf(data) {
     const to = run.finished_at ? at(run.finished_at) : brokenOff ? from + 0.6 : now;
     if (to < now - PAST_SECONDS) continue;
     const wrong = brokenOff || run.outcome === "lost" || run.outcome === "failed";
-    add(run.job, from, bar(wrong ? "broken" : "work", run.server, from, to));
+    const kind = wrong ? "broken" : run.outcome === "waiting" ? "wait" : "work";
+    add(run.job, from, bar(kind, run.server, from, to));
   }
-  for (const job of data.running) {
+  for (const job of [...data.running, ...data.waiting]) {
     add(job.job, now, bar("ahead", job.server, now, now + job.remaining - age()));
   }
   for (const job of data.cooling) {
@@ -197,26 +208,30 @@ function drawLegend() {
   const entry = (className, text) => el("li", "", el("i", className), text);
   byId("legend").replaceChildren(
     ...serverNames.map((name) => entry(`work ${serverClass(name)}`, `work on ${name}`)),
+    entry("wait", "waits for its turn"),
     entry("ahead", "lease ahead, renewed while the job runs"),
     entry("cool", "cools down"),
     entry("broken", "failed, lost or broken off"),
   );
 }
 
+const NOW = { running: "running", waiting: "waiting" };
+
 function drawCounts() {
   const { seconds, outcomes } = board.counts;
   const parts = Object.keys(OUTCOMES)
     .filter((name) => outcomes[name])
-    .map((name) => `${outcomes[name]} ${name === "running" ? "running" : OUTCOMES[name]}`);
+    .map((name) => `${outcomes[name]} ${NOW[name] ?? OUTCOMES[name]}`);
   byId("counts").textContent = `In the last ${seconds / 60} minutes: ${parts.join(", ") || "no runs"}.`;
 }
 
 function draw() {
   if (!board) return;
   const held = [
-    ...board.running.map((job) => heldRow(job, false)),
+    ...board.running.map((job) => heldRow(job, "running")),
+    ...board.waiting.map((job) => heldRow(job, "waiting")),
     // A minimum hold that has passed since the server looked is over.
-    ...board.cooling.filter((job) => job.remaining > age()).map((job) => heldRow(job, true)),
+    ...board.cooling.filter((job) => job.remaining > age()).map((job) => heldRow(job, "cooling")),
   ];
   byId("held").replaceChildren(...held);
   byId("held").parentElement.hidden = !held.length;
@@ -242,8 +257,12 @@ function announce(before, after) {
   if (!before) return;
   const jobs = (list) => new Map(list.map((job) => [job.run, job]));
   const [was, is] = [jobs(before.running), jobs(after.running)];
+  const waited = jobs(before.waiting);
   const news = [];
   for (const [run, job] of is) if (!was.has(run)) news.push(`${job.job} runs on ${job.server}.`);
+  for (const job of after.waiting) {
+    if (!waited.has(job.run)) news.push(`${job.job} waits for its turn.`);
+  }
   for (const [run, job] of was) if (!is.has(run)) news.push(`${job.job} has ended.`);
   if (news.length) byId("news").textContent = news.join(" ");
 }

@@ -17,7 +17,7 @@ from rich.console import Console
 from project.demo.checks import Record, check_all
 from project.demo.logs import read_events
 from project.demo.report import show_log, show_round, show_summary
-from project.demo.scenario import LEASE_SECONDS, Round, play
+from project.demo.scenario import LEASE_SECONDS, LIMIT, Round, play
 from project.jobs.models import JobRun
 from project.servers import ServerFailed, orderly_exit, running_servers
 
@@ -53,7 +53,10 @@ class Command(BaseCommand):
                 {"alpha": 0, "beta": 0},
                 database,
                 log_dir=folder,
-                environment={"DEMO_LEASE_SECONDS": str(LEASE_SECONDS)},
+                environment={
+                    "DEMO_LEASE_SECONDS": str(LEASE_SECONDS),
+                    "DEMO_JOB_LIMIT": str(LIMIT),
+                },
             ) as servers:
                 where = " and ".join(f"{server.name} on {server.url}" for server in servers)
                 console.print(f"Two servers, one database: {where}\n")
@@ -67,7 +70,7 @@ class Command(BaseCommand):
                 log = read_events(folder.glob("*.log"))
             records = [_record(run) for run in JobRun.objects.all()]
         answers = [answer for played in rounds for answer in played.answers]
-        checks = [played.check for played in rounds] + check_all(records, answers, log)
+        checks = [played.check for played in rounds] + check_all(records, answers, log, LIMIT)
         show_log(console, log)
         show_summary(console, checks, time.monotonic() - began)
         return all(check.held for check in checks)
