@@ -114,7 +114,8 @@ function heldRow(job, state) {
 /** Whose end a job waits for: any of those that have a turn now. */
 function waitsFor(job) {
   if (!job.waits_for) return [];
-  return [el("span", "detail", `${board.limit} may run: ${job.waits_for.join(", ") || "one is free"}`)];
+  const others = [...job.waits_for].sort().join(", ");
+  return [el("span", "detail", others ? `until one of these ends: ${others}` : "which comes now")];
 }
 
 const OUTCOMES = {
