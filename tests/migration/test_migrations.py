@@ -12,8 +12,9 @@ from django.core.management import call_command
 from django.db import connections, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
+from pytest_django.fixtures import Settings
 
-from distlocks import db_lock
+from distlocks import BackendUnavailable, LockTimeout, db_lock, locks
 from distlocks.keys import MAX_LENGTH, MAX_PREFIX_LENGTH
 from distlocks.models import Lock
 from tests.servers.postgres import PostgresServer
@@ -218,6 +219,45 @@ def test_what_the_migrations_make_is_what_the_models_describe(empty: str) -> Non
             )
         assert {column.name for column in described} == {f.column for f in model._meta.fields}
         assert not any(column.null_ok for column in described)
+
+
+@pytest.fixture
+def locks_in_empty(empty: str, settings: Settings) -> str:
+    """An alias of locks in that database."""
+    backend = "distlocks.backends.database.DatabaseBackend"
+    settings.DISTLOCKS = {
+        **settings.DISTLOCKS,
+        "upgraded": {"BACKEND": backend, "OPTIONS": {"using": empty}},
+    }
+    return "upgraded"
+
+
+def test_before_the_migration_that_it_needs_an_acquire_says_so(
+    empty: str, locks_in_empty: str
+) -> None:
+    migrate(empty, "0002_guard")
+    for options in ({}, {"shared": True}):
+        with pytest.raises(BackendUnavailable, match=f"manage.py migrate --database {empty}"):
+            db_lock("a", backend=locks_in_empty, **options).acquire()
+    assert "distlocks.W002" in [message.id for message in locks[locks_in_empty].check_store()]
+
+
+def test_what_is_held_during_a_migration_stays_held(
+    empty: str, locks_in_empty: str, key: str
+) -> None:
+    migrate(empty, "0002_guard")
+    with connections[empty].cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO distlocks_lock (key, owner_id, fencing_token, acquired_at, expires_at,"
+            " waiting_until, host, pid, thread, label, metadata)"
+            " VALUES (%s, 'old', 7, 0, 9000000000000000, 0, 'web-7', 1, '', '', '{}')",
+            [key],
+        )
+    migrate(empty, "0003_claims")
+    with pytest.raises(LockTimeout) as caught:
+        db_lock(key, backend=locks_in_empty, timeout=0).acquire()
+    (holder,) = caught.value.holders
+    assert (holder.owner_id, holder.mode, holder.host) == ("old", "exclusive", "web-7")
 
 
 def test_locks_are_kept_in_the_database_that_was_migrated(key: str) -> None:

@@ -55,6 +55,10 @@ SESSION_IS_GONE = (1927, 2006, 2013, 4031)
 # hands; between two statements of ours lie microseconds.
 IDLE_IN_TRANSACTION = 2
 
+# A table or a column that there is not: PostgreSQL; MariaDB and MySQL. SQLite has words for it.
+UNDEFINED = ("42P01", "42703", 1146, 1054)
+UNDEFINED_IN_SQLITE = ("no such table", "no such column", "has no column named")
+
 # How long a thread waits for another one's statement on the shared connection: longer than any
 # statement of ours takes on a server that answers.
 MUTEX_WAIT = 10.0
@@ -324,10 +328,11 @@ def unavailable(alias: str, error: Exception) -> BackendUnavailable:
 
 def _explain(alias: str, error: Exception) -> str:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "distlocks_" in text and ("no such table" in text or "exist" in text):
+    # Before the migrations, or one that this version needs.
+    if error_code(error) in UNDEFINED or any(words in text for words in UNDEFINED_IN_SQLITE):
         return (
-            f"The database {alias!r} lacks the tables of distlocks ({text}): run "
-            f"'manage.py migrate --database {alias}', with 'distlocks' in INSTALLED_APPS."
+            f"The database {alias!r} lacks the tables of distlocks, or columns of them ({text}): "
+            f"run 'manage.py migrate --database {alias}', with 'distlocks' in INSTALLED_APPS."
         )
     if "BUSY_SNAPSHOT" in text or "database is locked" in text:
         return f"The database {alias!r} is locked by another writer: {text}."

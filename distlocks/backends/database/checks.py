@@ -78,11 +78,11 @@ def check_database(backend: DatabaseBackend) -> list[CheckMessage]:
         ]
     messages: list[CheckMessage] = []
     # An empty database is about to be migrated: its user needs no telling.
-    if tables and "distlocks_lock" not in tables:
+    if tables and not {"distlocks_lock", "distlocks_lockholder"} <= set(tables):
         messages.append(
             Warning(
                 f"The database {backend.using!r} of the lock backend {backend.alias!r} lacks the "
-                f"tables of distlocks.",
+                f"tables of distlocks, or some of them.",
                 hint=f"Run 'manage.py migrate --database {backend.using}'. If a database router "
                 f"is configured, its allow_migrate() must let 'distlocks' in.",
                 id="distlocks.W002",

@@ -161,8 +161,6 @@ class Machine(RuleBasedStateMachine):
             rows = model._base_manager.using(self.store.using).filter(key__startswith=self.root)
             rows.update(acquired_at=F("acquired_at") - shift)
             rows.exclude(expires_at=0).update(expires_at=F("expires_at") - shift)
-            if shift < 0:
-                rows.update(fencing_token=F("fencing_token") - shift)
 
 
 @pytest.fixture
