@@ -58,7 +58,7 @@ def force_release(key: Key, *, backend: str = DEFAULT_ALIAS) -> list[Holder]:
 def _refuse(store: BaseBackend, name: str, holders: list[Holder], refused: int) -> int:
     """Refuse guarded transactions of `holders` from now on, whose tokens are past `refused`; up
     to which token they are refused now."""
-    from .guard import raise_fence
+    from .fences import raise_fence
 
     tokens = [
         holder.fencing_token

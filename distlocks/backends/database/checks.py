@@ -58,7 +58,7 @@ def check_settings(backend: DatabaseBackend) -> list[CheckMessage]:
 
 def check_database(backend: DatabaseBackend) -> list[CheckMessage]:
     """What the database says when asked."""
-    from .backend import is_in_memory
+    from .connected import is_in_memory
 
     wrapper = connections[backend.using]
     try:

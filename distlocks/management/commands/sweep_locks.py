@@ -16,7 +16,7 @@ from django.db import DatabaseError
 from ...backends.base import BaseBackend
 from ...claims import Holder
 from ...exceptions import BackendUnavailable
-from ...guard import sweep_guards
+from ...fences import sweep_guards
 from ...handler import locks
 from ...recording import recorder
 from ...signals import locks_expired

@@ -11,7 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from distlocks import Lease, db_lock, locks
 from distlocks.claims import Grant, claims_on
 from distlocks.clock import lease_now
-from distlocks.guard import TABLE
+from distlocks.fences import TABLE
 from distlocks.identity import new_owner_id
 from distlocks.models import LockGuard
 from tests.servers.processes import wait_until

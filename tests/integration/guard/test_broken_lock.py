@@ -16,8 +16,8 @@ import pytest
 from django.db import DatabaseError, connections, transaction
 
 from distlocks import StaleToken
+from distlocks.fences import raise_fence
 from distlocks.fencing import fenced_update
-from distlocks.guard import raise_fence
 from tests.integration.guard.broken import Shared, soak_seconds, work
 from tests.integration.guard.sites import DATABASES, MARIADB, POSTGRES, SQLITE, Site, forged, now_us
 from tests.servers.children import Child, Spawner
