@@ -86,7 +86,16 @@ class Reference:
 
     def sweep(self) -> None:
         for key in self.keys:
-            self.keys[key] = self.live(key)
+            # A minimum hold that is over leaves nobody behind who could be swept.
+            self.keys[key] = [h for h in self.keys[key] if h.expires > self.now or h.released]
+
+    def has_cooled(self) -> bool:
+        """Whether some minimum hold is over that nobody has written over yet."""
+        return any(
+            had.released and had.expires <= self.now
+            for there in self.keys.values()
+            for had in there
+        )
 
     def holders(self) -> set[tuple[str, str, str]]:
         return {

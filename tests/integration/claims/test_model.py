@@ -135,7 +135,9 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def the_clock_is_set_back(self) -> None:
-        # What has ended would live again otherwise, as it does where nobody has looked.
+        # What has ended by the clock alone would live again.
+        if self.reference.has_cooled():
+            return
         self.sweep()
         self._move(-STEP)
 
