@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .keys import Key, ancestors
+from .keys import SEPARATOR, Key, ancestors
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = 1_000_000
@@ -41,13 +41,16 @@ class Claim(NamedTuple):
     limit: int = 0
 
 
-def claims_on(names: Iterable[str], mode: str = EXCLUSIVE, limit: int = 0) -> tuple[Claim, ...]:
+def claims_on(names: Sequence[str], mode: str = EXCLUSIVE, limit: int = 0) -> tuple[Claim, ...]:
     """The claims for keys of these names, with intentions above them, in the order in which every
     process takes them.
 
     Where a key is asked for, and so is one below it, its claim covers the intention if it is
     exclusive, and becomes exclusive if it is not: nobody else goes with both.
     """
+    if len(names) == 1 and SEPARATOR not in names[0]:
+        # What is asked for nearly always.
+        return (Claim(names[0], mode, limit),)
     wanted = {name: Claim(name, mode, limit) for name in names}
     for name in list(wanted):
         for above in ancestors(name):

@@ -125,15 +125,16 @@ class Lease:
     @property
     def fencing_tokens(self) -> dict[Key, int]:
         """The fencing token of each key: higher than that of every grant before, on every store."""
-        return dict(zip(self.keys, self._tokens(), strict=True))
+        return dict(zip(self.keys, self.tokens, strict=True))
 
-    def _tokens(self) -> list[int]:
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The fencing tokens in the order of `keys`."""
         grant = self._grant
-        return [
-            token
-            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True)
-            if claim.mode != INTENTION
-        ]
+        if len(grant.claims) == 1:
+            return grant.fencing_tokens
+        claims = zip(grant.claims, grant.fencing_tokens, strict=True)
+        return tuple([token for claim, token in claims if claim.mode != INTENTION])
 
     @property
     def mode(self) -> str:
@@ -147,7 +148,7 @@ class Lease:
             raise ValueError(
                 f"This lease has {len(self.keys)} keys, each with a token: use fencing_tokens."
             )
-        return self._tokens()[0]
+        return self.tokens[0]
 
     @property
     def acquired_at(self) -> datetime:
@@ -358,7 +359,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=tuple(self._tokens()),
+            fencing_tokens=self.tokens,
             ours=not self._lost,
             label=self.label,
         )
@@ -465,7 +466,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=tuple(self._tokens()),
+            fencing_tokens=self.tokens,
             reason=reason,
             label=self.label,
         )

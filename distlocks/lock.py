@@ -20,7 +20,7 @@ from .conf import DEFAULT_ALIAS
 from .exceptions import BackendUnavailable, LockTimeout
 from .handler import locks
 from .identity import current_task, host, new_owner_id, pid, unit_name
-from .keys import check_key, key_of
+from .keys import Key, check_key, key_of
 from .lease import Lease, OnLost, check_ttl
 from .options import FROM_SETTINGS, FromSettings, OnHeld, Options, Seconds, check_options
 from .recording import recorder
@@ -291,7 +291,7 @@ class _Acquisition:
         ttl = params.ttl if options.ttl is None else check_ttl(options.ttl, self.backend)
         self.ttl = ttl if options.max_hold is None else min(ttl, options.max_hold)
         prefix = self.backend.prefix
-        self.keys = tuple(map(key_of, keys if len(keys) == 1 else sorted(keys)))
+        self.names = keys
         self.request = Request(
             claims=self.backend.checked(
                 claims_on(
@@ -311,6 +311,11 @@ class _Acquisition:
         self.give_up = float("inf") if self.timeout is None else self.started + self.timeout
         self.sent = self.started
         self.attempt = 0
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """As they were asked for, in one order."""
+        return tuple(map(key_of, sorted(self.names)))
 
     def run(self) -> Lease:
         if renewer.has_releases:
@@ -374,9 +379,9 @@ class _Acquisition:
                 signals.lock_acquired,
                 type(self.backend),
                 alias=self.backend.alias,
-                keys=self.keys,
+                keys=lease.keys,
                 owner_id=grant.owner_id,
-                fencing_tokens=grant.fencing_tokens,
+                fencing_tokens=lease.tokens,
                 waited=lease.waited,
                 label=options.label,
             )

@@ -37,7 +37,7 @@ def forged(
     backend = locks[alias]
     tokens = token if isinstance(token, tuple) else (token,)
     grant = Grant(
-        claims=claims_on(backend.prefix + key for key in keys),
+        claims=claims_on([backend.prefix + key for key in keys]),
         owner_id=new_owner_id(),
         fencing_tokens=tokens,
         acquired_us=tokens[0],
