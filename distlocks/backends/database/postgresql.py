@@ -112,21 +112,24 @@ SELECT l.key, l.owner_id, false FROM {t} AS l JOIN wanted AS w USING (key, owner
 WHERE l.expires_at > {us} AND l.key NOT IN (SELECT key FROM extended)
 """
 
-# Invariant: a row comes back exactly if it was live *and* marked at one moment after the caller
-# began to listen; and as the caller had found it, if it is not only the end of all claims that
-# would help. The mark is written under the row's lock; where a fresh one stands already, a
+# What a waiter has found and wants to sleep beside: a key that is taken, if only its becoming free
+# can help; else a row at the version that it knows, taken or reserved.
+AS_FOUND = """
+CASE WHEN %(version)s IS NULL THEN expires_at > {us}
+     ELSE fencing_token = %(version)s AND greatest(expires_at, reserved_until) > {us} END
+"""
+# Invariant: a row comes back exactly if it was as found *and* marked at one moment after the caller
+# began to listen. The mark is written under the row's lock; where a fresh one stands already, a
 # plain read is enough: who clears it announces afterwards.
 MARK = """
 WITH {bound}marked AS (
   UPDATE {t} SET waiting_until = {us} + {mark}
   {from_bound}
-  WHERE key = %(key)s AND expires_at > {us} AND waiting_until < {us} + {mark} / 2
-    AND fencing_token = coalesce(%(version)s, fencing_token)
+  WHERE key = %(key)s AND {as_found} AND waiting_until < {us} + {mark} / 2
   RETURNING key)
 SELECT key FROM marked
 UNION ALL
-SELECT key FROM {t} WHERE key = %(key)s AND expires_at > {us} AND waiting_until >= {us} + {mark} / 2
-  AND fencing_token = coalesce(%(version)s, fencing_token)
+SELECT key FROM {t} WHERE key = %(key)s AND {as_found} AND waiting_until >= {us} + {mark} / 2
 """
 
 HOLDERS = """
@@ -265,7 +268,7 @@ class PostgreSQL(Dialect):
             "release": RELEASE.format(**names, and_token=" AND fencing_token = %(token)s"),
             "abandon": RELEASE.format(**names, and_token=""),
             "extend": EXTEND.format(**names),
-            "mark": MARK.format(**names),
+            "mark": MARK.format(**names, as_found=AS_FOUND.format(us=US).strip()),
             "holders": HOLDERS.format(**names),
             "force_release": FORCE_RELEASE.format(**names),
             "sweep": SWEEP.format(**sweep, acts=SWEEP_ACTS.format(**names)),

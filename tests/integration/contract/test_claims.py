@@ -5,13 +5,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import product
+from typing import Any
 
 import pytest
 
 from distlocks import Lease, LeaseLost, LockTimeout, NotSupported
-from distlocks.claims import Extension, Grant
+from distlocks.claims import Denial, Extension, Grant, Request
 from distlocks.testing import FakeClock
-from tests.integration.contract.stores import Store, for_stores
+from tests.integration.contract.stores import (
+    SHARED_STORES,
+    Gate,
+    Store,
+    for_stores,
+)
 from tests.integration.guard.sites import Site
 from tests.waiting import eventually
 
@@ -187,6 +193,26 @@ class TestLeases:
         assert [h.owner_id for h in store.backend.holders(key)] == [live.owner_id]
         live.extend()
 
+    @for_stores(SHARED_STORES)
+    @pytest.mark.parametrize("options", [EXCLUSIVE, SHARED, PERMIT])
+    def test_what_was_granted_to_a_cancelled_task_is_given_back(
+        self, store: Store, key: str, options: dict[str, Any], gate: Callable[..., Gate]
+    ) -> None:
+        granted = gate(store.backend, "try_acquire", after=True)
+
+        async def work() -> None:
+            keys = ((key, "a"), (key, "b"), f"{key}:c")
+            task = asyncio.create_task(store.lock(*keys, **options).aacquire())
+            await asyncio.to_thread(granted.arrived.wait, 20)
+            assert len(store.aside(lambda: store.backend.holders(key))) == 4
+            task.cancel()
+            granted.open()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(work())
+        eventually(lambda: store.backend.holders(key) == [])
+
     def test_the_async_twins(self, store: Store, key: str) -> None:
         async def work() -> None:
             async with store.lock(key, shared=True) as one, store.lock(key, shared=True) as two:
@@ -295,6 +321,30 @@ class TestWaiting:
         first.release()
         lease = waiter.result(5)
         assert isinstance(lease, Lease)
+        assert lease.release()
+
+    @for_stores(SHARED_STORES)
+    def test_who_is_kept_out_by_a_reservation_sleeps_until_it_ends(
+        self, store: Store, key: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Its maker has died, and the key is free: nobody will tell."""
+        backend: Any = store.backend
+        reader = store.hold(key, shared=True)
+        name = backend.prefix + key
+        backend._run(lambda session: backend.dialect.several.reserve(session, name, "x", 700_000))
+        reader.release()
+        tries = 0
+        real = backend.try_acquire
+
+        def counted(request: Request) -> Grant | Denial:
+            nonlocal tries
+            tries += 1
+            return real(request)
+
+        monkeypatch.setattr(backend, "try_acquire", counted)
+        lease = store.lock(key, shared=True, timeout=10).acquire()
+        # It looks now and then where nobody can tell it, but does not try.
+        assert tries <= 6
         assert lease.release()
 
     @for_stores(["memory"])
