@@ -147,6 +147,11 @@ class Store:
             key__in=[self.backend.prefix + k for k in keys]
         )
 
+    def _all_rows(self, *keys: str) -> list[Any]:
+        claims = LockHolder.objects.using(self.using)
+        names = [self.backend.prefix + key for key in keys]
+        return [self.rows(*keys), claims.filter(key__in=names)]
+
     def row(self, key: str) -> Lock:
         return self.aside(lambda: self.rows(key).get())
 
@@ -157,11 +162,8 @@ class Store:
         """
         shift = to_us(seconds)
         if self.using:
-            self.aside(
-                lambda: self.rows(*keys).update(
-                    acquired_at=F("acquired_at") - shift, expires_at=F("expires_at") - shift
-                )
-            )
+            times = {"acquired_at": F("acquired_at") - shift, "expires_at": F("expires_at") - shift}
+            self.aside(lambda: [rows.update(**times) for rows in self._all_rows(*keys)])
         else:
             clock.replace(StoreClock(clock.current(), shift))
 

@@ -17,7 +17,7 @@ from tests.integration.hazards.roles import say
 from tests.waiting import eventually
 
 
-def die_at_every_statement(alias: str, key: str) -> dict[int, int]:
+def die_at_every_statement(alias: str, key: str, **options: Any) -> dict[int, int]:
     """Acquire one key, and two, again and again in forks, each killed at another statement.
 
     The n-th of those that ask for `count` keys takes some that begin with `key:count:n:`. Returns
@@ -25,15 +25,18 @@ def die_at_every_statement(alias: str, key: str) -> dict[int, int]:
     """
     # What takes long to import, so that the forks need not. No connection is opened by that.
     getattr(locks[alias], "dialect", None)
-    return {count: _die_at_every_statement(alias, f"{key}:{count}", count) for count in (1, 2)}
+    return {
+        count: _die_at_every_statement(alias, f"{key}:{count}", count, options) for count in (1, 2)
+    }
 
 
-def _die_at_every_statement(alias: str, key: str, count: int) -> int:
+def _die_at_every_statement(alias: str, key: str, count: int, options: dict[str, Any]) -> int:
     number = 0
     while True:
         child = os.fork()
         if not child:
-            _acquire_and_die(alias, [f"{key}:{number}:{i}" for i in range(count)], number)
+            keys = [f"{key}:{number}:{i}" for i in range(count)]
+            _acquire_and_die(alias, keys, number, options)
         _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             assert status == 0, status
@@ -41,7 +44,7 @@ def _die_at_every_statement(alias: str, key: str, count: int) -> int:
         number += 1
 
 
-def _acquire_and_die(alias: str, keys: list[str], number: int) -> None:
+def _acquire_and_die(alias: str, keys: list[str], number: int, options: dict[str, Any]) -> None:
     """Die before a statement if the number is even, after one if it is odd."""
     left = number
 
@@ -62,7 +65,7 @@ def _acquire_and_die(alias: str, keys: list[str], number: int) -> None:
 
     connection_created.connect(watch)
     try:
-        db_lock(*keys, backend=alias, ttl=30, timeout=0).acquire()
+        db_lock(*keys, backend=alias, ttl=30, timeout=0, **options).acquire()
         os._exit(0)
     finally:
         os._exit(1)

@@ -7,12 +7,17 @@ from tests.integration.hazards import endings, roles
 from tests.servers.children import Spawner
 
 
-@for_stores(SHARED_STORES)
+@pytest.mark.parametrize(
+    ("store", "options"),
+    [(store, {}) for store in SHARED_STORES]
+    + [(store, {"shared": True}) for store in ("sqlite", "postgres", "mariadb")],
+    indirect=["store"],
+)
 def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
-    store: Store, key: str, spawn: Spawner
+    store: Store, key: str, spawn: Spawner, options: dict[str, bool]
 ) -> None:
     """Killed before and after each statement, it holds all its keys for one ttl, or none."""
-    by_count = spawn(endings.die_at_every_statement, store.alias, key).result()
+    by_count = spawn(endings.die_at_every_statement, store.alias, key, **options).result()
     for count, killed in by_count.items():
         assert killed > 1
         asked = [
