@@ -298,7 +298,7 @@ class TestBusyRows:
         rows.filter(key__in=left_behind).update(owner_id="gone", expires_at=1)
         swept = list(locks[ALIAS].sweep(older_than=86400, batch_size=1000))
         assert sum(batch.deleted for batch in swept) == 30
-        assert {holder.key for batch in swept for holder in batch.expired} == set(left_behind)
+        assert {holder.key for batch in swept for holder in batch.expired} >= set(left_behind)
         assert rows.filter(key=key).exists()
 
     def test_most_of_a_small_table_is_extended_past_it(

@@ -53,6 +53,14 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         clock.replace(self.real_clock)
+        if self.store.using:
+            self.store.aside(lambda: [rows.delete() for rows in self._rows()])
+
+    def _rows(self) -> list[Any]:
+        return [
+            model._base_manager.using(self.store.using).filter(key__startswith=self.root)
+            for model in (Lock, LockHolder)
+        ]
 
     @rule(
         target=leases,
@@ -159,8 +167,7 @@ class Machine(RuleBasedStateMachine):
         self.store.aside(lambda: self._move_rows(to_us(seconds)))
 
     def _move_rows(self, shift: int) -> None:
-        for model in (Lock, LockHolder):
-            rows = model._base_manager.using(self.store.using).filter(key__startswith=self.root)
+        for rows in self._rows():
             rows.update(acquired_at=F("acquired_at") - shift)
             rows.exclude(expires_at=0).update(expires_at=F("expires_at") - shift)
 

@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.db import connections
 from django.db.utils import DEFAULT_DB_ALIAS
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 
 from distlocks import Lease, db_lock, locks
 from distlocks.claims import Grant, claims_on
@@ -130,3 +131,10 @@ def wait_for_a_waiter(using: str) -> None:
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
     assert wait_until(condition, seconds), f"did not come about within {seconds} s"
+
+
+def configured(store: str, **changes: Any) -> override_settings:
+    """The store with other settings; by default, with all databases among its GUARD_DATABASES."""
+    entries = dict(settings.DISTLOCKS)
+    entries[store] = entries[store] | {"GUARD_DATABASES": list(DATABASES)} | changes
+    return override_settings(DISTLOCKS=entries)

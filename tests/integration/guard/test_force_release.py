@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.conf import settings
 from django.core.management import call_command
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.test import override_settings
@@ -32,6 +31,7 @@ from tests.integration.guard.sites import (
     POSTGRES,
     SQLITE,
     Site,
+    configured,
     forged,
     now_us,
     wait_for,
@@ -43,12 +43,6 @@ AddAlias = Callable[..., str]
 Start = Callable[..., Future[Any]]
 
 STORES = [*DATABASES.values(), "portable_mariadb", "memory"]
-
-
-def configured(store: str, **changes: Any) -> override_settings:
-    entries = dict(settings.DISTLOCKS)
-    entries[store] = entries[store] | {"GUARD_DATABASES": list(DATABASES)} | changes
-    return override_settings(DISTLOCKS=entries)
 
 
 @pytest.fixture(params=STORES)
