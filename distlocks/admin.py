@@ -12,8 +12,13 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext_lazy as _
 
 from .backends.database import DatabaseBackend
+from .claims import EXCLUSIVE
 from .handler import locks
-from .models import Lock
+from .keys import SEPARATOR
+from .models import Lock, LockHolder, StoreClock
+
+# Of a key that several have, so many are named.
+SHOWN_HOLDERS = 3
 
 
 def to_the_second(moment: datetime) -> str:
@@ -28,6 +33,13 @@ def database_of_locks() -> str:
     return backends[0].using if backends else "default"
 
 
+def _who(claim: Lock | LockHolder) -> str:
+    if not claim.host:
+        return "-"
+    label = f" ({claim.label})" if isinstance(claim, LockHolder) and claim.label else ""
+    return f"{claim.host}, pid {claim.pid}, {claim.thread}{label}"
+
+
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Lock]
 else:
@@ -39,7 +51,7 @@ class LockAdmin(ModelAdmin):
     """Who has which lock now, by the clock of the database server. Read-only."""
 
     list_display = (
-        "key",
+        "path",
         "state",
         "holder",
         "label",
@@ -53,20 +65,33 @@ class LockAdmin(ModelAdmin):
     list_per_page = 100
     show_full_result_count = False
     fieldsets = (
-        (None, {"fields": ("key", "state", "since", "until", "fencing_token")}),
+        (None, {"fields": ("path", "state", "since", "until", "fencing_token")}),
         (_("Holder"), {"fields": ("holder", "label", "owner_id", "metadata")}),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
         return Lock.objects.using(database_of_locks()).taken()
 
-    @admin.display(description=_("state"), ordering="owner_id")
+    @admin.display(description=_("key"), ordering="key")
+    def path(self, lock: Lock) -> str:
+        return " → ".join(lock.key.split(SEPARATOR))
+
+    @admin.display(description=_("state"), ordering="mode")
     def state(self, lock: Lock) -> Any:
+        if lock.mode != EXCLUSIVE:
+            return lock.get_mode_display()
         return _("cooling down") if lock.cooling_down else _("held")
 
-    @admin.display(description=_("holder"), ordering="host")
+    @admin.display(description=_("holder"))
     def holder(self, lock: Lock) -> str:
-        return f"{lock.host}, pid {lock.pid}, {lock.thread}" if lock.host else "-"
+        if lock.mode == EXCLUSIVE:
+            return _who(lock)
+        claims = LockHolder.objects.using(lock._state.db).filter(
+            key=lock.key, expires_at__gt=StoreClock()
+        )
+        shown = "; ".join(map(_who, claims[:SHOWN_HOLDERS]))
+        more = claims.count() - SHOWN_HOLDERS
+        return shown + (f"; {_('and %d more') % more}" if more > 0 else "")
 
     @admin.display(description=_("since"), ordering="acquired_at")
     def since(self, lock: Lock) -> Any:

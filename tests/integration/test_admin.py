@@ -3,6 +3,7 @@
 import html
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -70,6 +71,21 @@ def test_a_lock_in_use_is_there_and_then_gone(using: str, admin_client: Client) 
         detail = text(admin_client.get(f"{LIST}order_3A42/change/"))
         assert lease.owner_id in detail
         assert '{"run": 7}' in detail
+    assert keys(admin_client.get(LIST)) == []
+
+
+def test_a_key_that_several_have_names_them(using: str, admin_client: Client) -> None:
+    with ExitStack() as held:
+        for number in range(5):
+            held.enter_context(db_lock("report", shared=True, label=f"reader {number}"))
+        held.enter_context(db_lock(("customer:7", "order:42")))
+        page = text(admin_client.get(LIST))
+        assert re.search(
+            r"report\s+shared\s+\S+, pid \d+, MainThread \(reader 0\); .*; and 2 more", page
+        )
+        assert re.search(r"customer:7\s+held further down", page)
+        assert re.search(r"customer:7 → order:42\s+held\s", page)
+        assert "1970" not in page
     assert keys(admin_client.get(LIST)) == []
 
 
@@ -199,7 +215,7 @@ def test_weird_keys_are_listed_and_open_their_page(using: str, admin_client: Cli
     assert sorted(keys(response)) == sorted(WEIRD)
     page = response.content.decode()
     assert "<script>alert(1)" not in page
-    links = re.findall(r'<th class="field-key"><a href="([^"]+)">(.*?)</a></th>', page)
+    links = re.findall(r'<th class="field-path"><a href="([^"]+)">(.*?)</a></th>', page)
     assert len(links) == len(WEIRD)
     opened = []
     for link, shown in links:

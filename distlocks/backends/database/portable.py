@@ -234,11 +234,27 @@ class PortableSeveral(Several):
         )
 
     def occupy(
-        self, session: Session, claim: Claim, owner_id: str, last_token: int, until_us: int
+        self,
+        session: Session,
+        claim: Claim,
+        owner_id: str,
+        *,
+        last_token: int,
+        since_us: int | None,
+        until_us: int,
     ) -> None:
         row = self._locks(key=claim.key)
         row.filter(reserved_by=owner_id).update(reserved_until=0)
-        row.update(owner_id="", mode=claim.mode, fencing_token=last_token, expires_at=until_us)
+        if since_us is not None:
+            row.update(acquired_at=since_us)
+        row.update(
+            **dict.fromkeys(("owner_id", "host", "thread", "label"), ""),
+            pid=0,
+            metadata={},
+            mode=claim.mode,
+            fencing_token=last_token,
+            expires_at=until_us,
+        )
 
     def end(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int

@@ -79,8 +79,14 @@ class Several(ABC):
         taken = Taken(fencing_token=token, acquired_us=seen.own_acquired or seen.now)
         until = seen.now + request.hold_us
         self.put(session, claim, request, taken, until)
-        last_token = max(token, row.fencing_token)
-        self.occupy(session, claim, request.owner_id, last_token, max(until, seen.latest))
+        self.occupy(
+            session,
+            claim,
+            request.owner_id,
+            last_token=max(token, row.fencing_token),
+            since_us=None if seen.others else taken.acquired_us,
+            until_us=max(until, seen.latest),
+        )
         self.forget(session, claim.key)
         return taken
 
@@ -137,9 +143,17 @@ class Several(ABC):
 
     @abstractmethod
     def occupy(
-        self, session: Session, claim: Claim, owner_id: str, last_token: int, until_us: int
+        self,
+        session: Session,
+        claim: Claim,
+        owner_id: str,
+        *,
+        last_token: int,
+        since_us: int | None,
+        until_us: int,
     ) -> None:
-        """Write into the key's row that such claims are on it, and end the owner's reservation."""
+        """Write into the key's row that such claims are on it, since when if this is the first of
+        them, and until when the last of them lasts; and end the owner's reservation."""
 
     @abstractmethod
     def end(

@@ -45,7 +45,9 @@ VALUES (%(key)s, %(owner)s, %(mode)s, 0, %(token)s, %(acquired)s, %(until)s,
 """
 OCCUPY = """
 {quick}UPDATE {t} SET
-  owner_id = '', mode = %(mode)s, fencing_token = %(token)s, expires_at = %(until)s,
+  owner_id = '', host = '', pid = 0, thread = '', label = '', metadata = '{{}}',
+  mode = %(mode)s, fencing_token = %(token)s, acquired_at = COALESCE(%(since)s, acquired_at),
+  expires_at = %(until)s,
   reserved_until = CASE WHEN reserved_by = %(owner)s THEN 0 ELSE reserved_until END
 WHERE {key} = %(key)s
 """
@@ -200,13 +202,21 @@ class SqlSeveral(Several):
         session.execute(self._put, params)
 
     def occupy(
-        self, session: Session, claim: Claim, owner_id: str, last_token: int, until_us: int
+        self,
+        session: Session,
+        claim: Claim,
+        owner_id: str,
+        *,
+        last_token: int,
+        since_us: int | None,
+        until_us: int,
     ) -> None:
         params = {
             "key": claim.key,
             "mode": claim.mode,
             "owner": owner_id,
             "token": last_token,
+            "since": since_us,
             "until": until_us,
         }
         session.execute(self._occupy, params)
