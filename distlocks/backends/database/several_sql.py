@@ -14,6 +14,7 @@ from .several import REMEMBERED_US, TOLD_HOLDERS, Latched, Seen, Several
 # Parameters in one statement, at most: SQLite has the lowest bound.
 IN_ONE_STATEMENT = 500
 
+# Invariant: returns the row as the last transaction that had it in its hands left it.
 LATCH = """
 {quick}SELECT mode, fencing_token, expires_at, reserved_by, reserved_until FROM {t}
 WHERE {key} = %(key)s{for_update}
@@ -23,7 +24,8 @@ OPEN = """
                                waiting_until, host, pid, thread, label, metadata)
 VALUES (%(key)s, '', 0, 0, 0, 0, '', 0, '', '', '{{}}'){or_nothing}
 """
-# The left join gives the clock even where there is no claim.
+# Invariant: one reading of the clock tells the live from the rest, and becomes the time of the
+# grant. The left join gives it even where there is no claim.
 LOOK = """
 SELECT n, COUNT(CASE WHEN others THEN 1 END), MIN(CASE WHEN others THEN mode END),
        MIN(CASE WHEN others THEN expires_at END), MAX(CASE WHEN others THEN expires_at END),
@@ -35,6 +37,7 @@ FROM (SELECT clock.n, h.mode, h.expires_at, h.fencing_token, h.acquired_at,
       LEFT JOIN {h} AS h ON h.{key} = %(key)s AND h.expires_at > clock.n) AS seen
 GROUP BY n
 """
+# Invariant: an owner has one row on a key, so a request that is sent again finds its own.
 PUT = """
 {quick}INSERT INTO {h} ({key}, owner_id, mode, released_at, fencing_token, acquired_at, expires_at,
                         host, pid, thread, label, metadata)
@@ -43,6 +46,7 @@ VALUES (%(key)s, %(owner)s, %(mode)s, 0, %(token)s, %(acquired)s, %(until)s,
 {on_same_owner} released_at = 0, mode = {new_mode}, fencing_token = {new_fencing_token},
   acquired_at = {new_acquired_at}, expires_at = {new_expires_at}
 """
+# Invariant: the key's row lasts as long as the last claim on it, this one included.
 OCCUPY = """
 {quick}UPDATE {t} SET
   owner_id = '', host = '', pid = 0, thread = '', label = '', metadata = '{{}}',
@@ -51,6 +55,7 @@ OCCUPY = """
   reserved_until = CASE WHEN reserved_by = %(owner)s THEN 0 ELSE reserved_until END
 WHERE {key} = %(key)s
 """
+# Invariant: only a live claim of the owner ends; it stays taken until its minimum hold is over.
 END = """
 {quick}UPDATE {h} SET
   released_at = {us},
@@ -62,10 +67,13 @@ HAS_ENDED = """
 SELECT 1 FROM {h}
 WHERE {key} = %(key)s AND owner_id = %(owner)s AND fencing_token = %(token)s AND released_at > 0
 """
+# When the last live claim on the key ends; 0 if there is none.
 LATEST = """
 COALESCE((SELECT MAX(h.expires_at) FROM {h} AS h
           WHERE h.{key} = {t}.{key} AND h.expires_at > {us}), 0)
 """
+# Invariant: the row is free once no claim is live. The waiters' mark is cleared in the same update,
+# so that whoever marked before is announced to and whoever comes later finds another token.
 SETTLE = """
 {quick}UPDATE {t} SET
   expires_at = {latest}, fencing_token = fencing_token + 1,
@@ -74,7 +82,10 @@ WHERE {key} = %(key)s AND mode <> '{exclusive}'
 """
 AWAITED = "SELECT waiting_until < 0 FROM {t} WHERE {key} = %(key)s"
 VERSION = "SELECT fencing_token FROM {t} WHERE {key} = %(key)s"
+# Invariant: waits for nobody, and takes rows in one order.
 LATCH_FREE = "SELECT {key} FROM {t} WHERE {key} IN ({{keys}}) ORDER BY {key}{skip_locked}"
+# Invariant: a claim that has ended never lives again. Owner ids are random and of one request, so
+# the pairs that match by list and were not asked for do not exist.
 PROLONG = """
 {quick}UPDATE {h}{by_owner} SET
   expires_at = {greatest}(
@@ -90,6 +101,7 @@ COVER = """
 WHERE {key} IN ({{keys}}) AND mode <> '{exclusive}'
 """
 REMOVE = "{quick}DELETE FROM {h} WHERE {key} = %(key)s"
+# Invariant: a claim that may be live, or whose release may be sent again, stays.
 FORGET = """
 {quick}DELETE FROM {h}
 WHERE {key} = %(key)s AND expires_at <= {us} - {remembered} AND released_at <= {us} - {remembered}
@@ -104,11 +116,13 @@ WHERE {key} >= %(prefix)s AND SUBSTR({key}, 1, {length}(%(prefix)s)) = %(prefix)
   AND expires_at > {us}
 ORDER BY {key}, fencing_token LIMIT %(limit)s
 """
+# Invariant: only keys whose claims others could join are reserved, by one waiter at a time.
 RESERVE = """
 {quick}UPDATE {t} SET reserved_by = %(owner)s, reserved_until = {us} + %(life)s
 WHERE {key} = %(key)s AND mode <> '{exclusive}' AND expires_at > {us}
   AND (reserved_until <= {us} OR reserved_by = %(owner)s)
 """
+# Invariant: what has ended is never extended, so a row found here stays ended until it is deleted.
 ENDED = """
 SELECT {holder}, id, released_at FROM {h}
 WHERE {key} > %(after)s AND {key} <= %(last)s AND expires_at <= {us}
