@@ -11,8 +11,8 @@ from .channels import Row, Session
 from .dialect import HOLDER_COLUMNS, Taken, Wanted, acquire_params, holder_from
 from .several import REMEMBERED_US, TOLD_HOLDERS, Latched, Seen, Several
 
-# Parameters in one statement, at most: SQLite has the lowest bound.
-IN_ONE_STATEMENT = 500
+# Rows that one statement names, at most.
+IN_ONE_STATEMENT = 250
 
 # Invariant: returns the row as the last transaction that had it in its hands left it.
 LATCH = """
@@ -84,17 +84,16 @@ AWAITED = "SELECT waiting_until < 0 FROM {t} WHERE {key} = %(key)s"
 VERSION = "SELECT fencing_token FROM {t} WHERE {key} = %(key)s"
 # Invariant: waits for nobody, and takes rows in one order.
 LATCH_FREE = "SELECT {key} FROM {t} WHERE {key} IN ({{keys}}) ORDER BY {key}{skip_locked}"
-# Invariant: a claim that has ended never lives again. Owner ids are random and of one request, so
-# the pairs that match by list and were not asked for do not exist.
+# Invariant: a claim that has ended never lives again.
 PROLONG = """
 {quick}UPDATE {h}{by_owner} SET
   expires_at = {greatest}(
     {us} + %(ttl)s, CASE WHEN %(min_hold)s > 0 THEN acquired_at + %(min_hold)s ELSE 0 END)
-WHERE {key} IN ({{keys}}) AND owner_id IN ({{owners}}) AND released_at = 0 AND expires_at > {us}
+WHERE ({key}, owner_id) IN ({values}{{claims}}) AND released_at = 0 AND expires_at > {us}
 """
 LIVE = """
 SELECT {key}, owner_id FROM {h}
-WHERE {key} IN ({{keys}}) AND owner_id IN ({{owners}}) AND released_at = 0 AND expires_at > {us}
+WHERE ({key}, owner_id) IN ({values}{{claims}}) AND released_at = 0 AND expires_at > {us}
 """
 COVER = """
 {quick}UPDATE {t}{by_key} SET expires_at = {latest}
@@ -146,6 +145,8 @@ STANDARD = {
     "for_update": " FOR UPDATE",
     "skip_locked": " FOR UPDATE SKIP LOCKED",
     "greatest": "greatest",
+    # Before a list of rows.
+    "values": "",
     "no_limit": None,
 }
 
@@ -260,14 +261,16 @@ class SqlSeveral(Several):
         self, session: Session, wanted: Sequence[Wanted], ttl_us: int, min_hold_us: int
     ) -> None:
         for some in _batches(wanted):
-            lists = {"keys": [one.key for one in some], "owners": [one.owner_id for one in some]}
-            _execute(session, self._prolong, {"ttl": ttl_us, "min_hold": min_hold_us}, **lists)
+            claims = [(one.key, one.owner_id) for one in some]
+            _execute(
+                session, self._prolong, {"ttl": ttl_us, "min_hold": min_hold_us}, claims=claims
+            )
 
     def live(self, session: Session, wanted: Sequence[Wanted]) -> set[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
         for some in _batches(wanted):
-            lists = {"keys": [one.key for one in some], "owners": [one.owner_id for one in some]}
-            found.update(map(tuple, _execute(session, self._live, {}, **lists)))
+            claims = [(one.key, one.owner_id) for one in some]
+            found.update(map(tuple, _execute(session, self._live, {}, claims=claims)))
         return found
 
     def cover(self, session: Session, keys: Sequence[str]) -> None:
@@ -319,11 +322,18 @@ def _batches(items: Sequence[Any]) -> Iterator[list[Any]]:
 def _execute(
     session: Session, sql: str, params: dict[str, Any], **lists: Sequence[Any]
 ) -> list[Row]:
-    """Execute `sql` with a list of parameters for each `{name}` in it."""
+    """Execute `sql` with a list of values, or of pairs of values, for each `{name}` in it."""
     params = dict(params)
-    places = {}
-    for name, values in lists.items():
-        names = [f"{name}_{number}" for number in range(len(values))]
-        params.update(zip(names, values, strict=True))
-        places[name] = ", ".join(f"%({one})s" for one in names)
+    places = {name: ", ".join(_places(params, name, values)) for name, values in lists.items()}
     return session.execute(sql.format(**places), params)
+
+
+def _places(params: dict[str, Any], name: str, values: Sequence[Any]) -> Iterator[str]:
+    """Add the values to the parameters; where they stand in the statement."""
+    for number, value in enumerate(values):
+        place = f"{name}_{number}"
+        if isinstance(value, tuple):
+            yield f"({', '.join(_places(params, place, value))})"
+        else:
+            params[place] = value
+            yield f"%({place})s"

@@ -120,7 +120,14 @@ WHERE key > %(after)s AND key <= %(last)s AND expires_at <= {us} AND owner_id <>
 """
 
 # BEGIN IMMEDIATE is the latch of all rows.
-SPELLING = {**STANDARD, "for_update": "", "skip_locked": "", "greatest": "max", "no_limit": -1}
+SPELLING = {
+    **STANDARD,
+    "for_update": "",
+    "skip_locked": "",
+    "greatest": "max",
+    "values": "VALUES ",
+    "no_limit": -1,
+}
 
 DEFERRED_TRANSACTION = (
     "Take the lock before the transaction begins, or give the database "
