@@ -125,10 +125,10 @@ class Lease:
     @property
     def fencing_tokens(self) -> dict[Key, int]:
         """The fencing token of each key: higher than that of every grant before, on every store."""
-        return dict(zip(self.keys, self.tokens, strict=True))
+        return dict(zip(self.keys, self._tokens, strict=True))
 
     @property
-    def tokens(self) -> tuple[int, ...]:
+    def _tokens(self) -> tuple[int, ...]:
         """The fencing tokens in the order of `keys`."""
         grant = self._grant
         if len(grant.claims) == 1:
@@ -148,7 +148,7 @@ class Lease:
             raise ValueError(
                 f"This lease has {len(self.keys)} keys, each with a token: use fencing_tokens."
             )
-        return self.tokens[0]
+        return self._tokens[0]
 
     @property
     def acquired_at(self) -> datetime:
@@ -359,7 +359,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=self.tokens,
+            fencing_tokens=self._tokens,
             ours=not self._lost,
             label=self.label,
         )
@@ -466,7 +466,7 @@ class Lease:
             alias=self.backend.alias,
             keys=self.keys,
             owner_id=self.owner_id,
-            fencing_tokens=self.tokens,
+            fencing_tokens=self._tokens,
             reason=reason,
             label=self.label,
         )

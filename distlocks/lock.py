@@ -381,7 +381,7 @@ class _Acquisition:
                 alias=self.backend.alias,
                 keys=lease.keys,
                 owner_id=grant.owner_id,
-                fencing_tokens=lease.tokens,
+                fencing_tokens=tuple(lease.fencing_tokens.values()),
                 waited=lease.waited,
                 label=options.label,
             )
