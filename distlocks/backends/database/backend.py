@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds for which one batch of extensions waits for rows in other statements' hands.
+BUSY_EXTENSIONS_WITHIN = 1.0
+
 
 class DatabaseBackend(ConnectedBackend):
     """Locks in the table of the `Lock` model, by the clock of the database server.
@@ -64,6 +67,11 @@ class DatabaseBackend(ConnectedBackend):
         if len(request.claims) == 1 and first.mode == EXCLUSIVE:
             answers.append(self._take(session, first, request))
         else:
+            for claim in request.claims:
+                if claim.mode != EXCLUSIVE and (
+                    held := self.dialect.several.peek(session, claim, request)
+                ):
+                    return self._denial(session, request, claim, held)
             try:
                 self.dialect.all_or_none(session, lambda: self._take_all(session, request, answers))
             except NotAll:
@@ -219,9 +227,28 @@ class DatabaseBackend(ConnectedBackend):
     def _extend_several(
         self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+        extended, busy = self._extend_latched(session, wanted, waiting=False)
+        # A row that many latch is never free when looked at: wait for one's turn, but not for long.
+        give_up = clock.lease_now() + BUSY_EXTENSIONS_WITHIN
+        for one in wanted:
+            while (one.key, one.owner_id) in busy and clock.lease_now() < give_up:
+                try:
+                    done, _ = self._extend_latched(session, [one], waiting=True)
+                except DatabaseError as error:
+                    if session.in_callers_transaction or not self.dialect.is_busy(error):
+                        raise
+                    continue
+                extended |= done
+                busy -= {(one.key, one.owner_id)}
+        return extended, busy
+
+    def _extend_latched(
+        self, session: Session, wanted: Sequence[Wanted], *, waiting: bool
+    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
         answers: list[tuple[set[tuple[str, str]], set[tuple[str, str]]]] = []
+        several = self.dialect.several
         self.dialect.all_or_none(
-            session, lambda: answers.append(self.dialect.several.extend(session, wanted))
+            session, lambda: answers.append(several.extend(session, wanted, waiting=waiting))
         )
         return answers[-1]
 

@@ -191,10 +191,11 @@ class PortableSeveral(Several):
                     self._locks().create(key=key, fencing_token=0, acquired_at=0)
             except IntegrityError:
                 continue
-        row = self._locks(key=key).get()
-        return Latched(
-            row.mode, row.fencing_token, row.expires_at, row.reserved_by, row.reserved_until
-        )
+        return _latched(self._locks(key=key).get())
+
+    def glance(self, session: Session, key: str, owner_id: str) -> tuple[Latched, Seen] | None:
+        row = self._locks(key=key).first()
+        return (_latched(row), self.look(session, key, owner_id)) if row else None
 
     def look(self, session: Session, key: str, owner_id: str) -> Seen:
         now = now_us(session)
@@ -358,6 +359,10 @@ class PortableSeveral(Several):
         left_behind, _ = self.ended(session, after, last)
         self._ended(after, last, now_us(session)).delete()
         return left_behind
+
+
+def _latched(row: Lock) -> Latched:
+    return Latched(row.mode, row.fencing_token, row.expires_at, row.reserved_by, row.reserved_until)
 
 
 def _values(request: Request) -> dict[str, Any]:

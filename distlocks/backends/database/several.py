@@ -54,10 +54,17 @@ class Several(ABC):
     the statements; what they mean for the claims is said here.
     """
 
-    def take(self, session: Session, claim: Claim, request: Request) -> Taken | Held:
-        """Grant the claim if it goes with what is on its key."""
-        row = self.latch(session, claim.key)
-        seen = self.look(session, claim.key, request.owner_id)
+    def peek(self, session: Session, claim: Claim, request: Request) -> Held | None:
+        """Why the claim would not be granted now; None if it might be. Takes no latch.
+
+        So those who try in vain keep nobody from the row, least of all those who extend.
+        """
+        found = self.glance(session, claim.key, request.owner_id)
+        return self._refused(claim, request, *found) if found else None
+
+    def _refused(self, claim: Claim, request: Request, row: Latched, seen: Seen) -> Held | None:
+        if seen.own_token:
+            return None
         present = Present(
             now=seen.now,
             exclusive_until=row.expires_us if row.mode == EXCLUSIVE else 0,
@@ -67,14 +74,22 @@ class Several(ABC):
             latest=seen.latest,
             reserved_until=0 if row.reserved_by == request.owner_id else row.reserved_until_us,
         )
-        refused = None if seen.own_token else refusal(claim, present)
-        if refused is not None:
-            return Held(
-                several=True,
-                remaining=refused.remaining / MICROSECOND,
-                starves=refused.starves,
-                version=row.fencing_token,
-            )
+        refused = refusal(claim, present)
+        if refused is None:
+            return None
+        return Held(
+            several=True,
+            remaining=refused.remaining / MICROSECOND,
+            starves=refused.starves,
+            version=row.fencing_token,
+        )
+
+    def take(self, session: Session, claim: Claim, request: Request) -> Taken | Held:
+        """Grant the claim if it goes with what is on its key."""
+        row = self.latch(session, claim.key)
+        seen = self.look(session, claim.key, request.owner_id)
+        if refused := self._refused(claim, request, row, seen):
+            return refused
         token = seen.own_token or next_token(row.fencing_token, seen.now)
         taken = Taken(fencing_token=token, acquired_us=seen.own_acquired or seen.now)
         until = seen.now + request.hold_us
@@ -100,10 +115,19 @@ class Several(ABC):
         return Freed(ours=True, awaited=self.settle(session, key))
 
     def extend(
-        self, session: Session, wanted: Sequence[Wanted]
+        self, session: Session, wanted: Sequence[Wanted], *, waiting: bool
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        """Extend each claim that is live; (extended, busy) as (key, owner id)."""
-        latched = self.latch_free(session, sorted({one.key for one in wanted}))
+        """Extend each claim that is live; (extended, busy) as (key, owner id).
+
+        Rows in other statements' hands are busy, or are waited for.
+        """
+        keys = sorted({one.key for one in wanted})
+        if waiting:
+            for key in keys:
+                self.latch(session, key)
+            latched = set(keys)
+        else:
+            latched = self.latch_free(session, keys)
         extended, busy = set(), set()
         terms: dict[tuple[int, int], list[Wanted]] = {}
         for one in wanted:
@@ -130,6 +154,10 @@ class Several(ABC):
     @abstractmethod
     def latch(self, session: Session, key: str) -> Latched:
         """Take the key's row into our hands, making it if there is none."""
+
+    @abstractmethod
+    def glance(self, session: Session, key: str, owner_id: str) -> tuple[Latched, Seen] | None:
+        """The key's row and what is on the key, in whosever hands the row is; None without one."""
 
     @abstractmethod
     def look(self, session: Session, key: str, owner_id: str) -> Seen:

@@ -27,15 +27,20 @@ VALUES (%(key)s, '', 0, 0, 0, 0, '', 0, '', '', '{{}}'){or_nothing}
 # Invariant: one reading of the clock tells the live from the rest, and becomes the time of the
 # grant. The left join gives it even where there is no claim.
 LOOK = """
-SELECT n, COUNT(CASE WHEN others THEN 1 END), MIN(CASE WHEN others THEN mode END),
-       MIN(CASE WHEN others THEN expires_at END), MAX(CASE WHEN others THEN expires_at END),
-       MAX(CASE WHEN NOT others THEN fencing_token END),
-       MAX(CASE WHEN NOT others THEN acquired_at END)
+SELECT n, COUNT(CASE WHEN others THEN 1 END) AS number, MIN(CASE WHEN others THEN mode END) AS mode,
+       MIN(CASE WHEN others THEN expires_at END) AS soonest,
+       MAX(CASE WHEN others THEN expires_at END) AS latest,
+       MAX(CASE WHEN NOT others THEN fencing_token END) AS own_token,
+       MAX(CASE WHEN NOT others THEN acquired_at END) AS own_acquired
 FROM (SELECT clock.n, h.mode, h.expires_at, h.fencing_token, h.acquired_at,
              h.owner_id <> %(owner)s OR h.released_at > 0 AS others
       FROM (SELECT {us} AS n) AS clock
       LEFT JOIN {h} AS h ON h.{key} = %(key)s AND h.expires_at > clock.n) AS seen
 GROUP BY n
+"""
+GLANCE = """
+SELECT t.mode AS row_mode, t.fencing_token, t.expires_at, t.reserved_by, t.reserved_until, looked.*
+FROM {t} AS t, ({look}) AS looked WHERE t.{key} = %(key)s
 """
 # Invariant: an owner has one row on a key, so a request that is sent again finds its own.
 PUT = """
@@ -176,6 +181,7 @@ class SqlSeveral(Several):
         self._latch = LATCH.format(**names)
         self._open = OPEN.format(**names)
         self._look = LOOK.format(**names)
+        self._glance = GLANCE.format(**names, look=self._look)
         self._put = PUT.format(**names)
         self._occupy = OCCUPY.format(**names)
         self._end = END.format(**names, and_token=" AND fencing_token = %(token)s")
@@ -202,10 +208,12 @@ class SqlSeveral(Several):
             session.execute(self._open, {"key": key})
         return Latched(*rows[0])
 
+    def glance(self, session: Session, key: str, owner_id: str) -> tuple[Latched, Seen] | None:
+        rows = session.execute(self._glance, {"key": key, "owner": owner_id})
+        return (Latched(*rows[0][:5]), _seen(rows[0][5:])) if rows else None
+
     def look(self, session: Session, key: str, owner_id: str) -> Seen:
-        row = session.execute(self._look, {"key": key, "owner": owner_id})[0]
-        now, count, mode, *numbers = row
-        return Seen(now, count, mode or "", *(number or 0 for number in numbers))
+        return _seen(session.execute(self._look, {"key": key, "owner": owner_id})[0])
 
     def put(
         self, session: Session, claim: Claim, request: Request, taken: Taken, until_us: int
@@ -306,6 +314,11 @@ class SqlSeveral(Several):
         for some in _batches([row[-2] for row in rows]):
             _execute(session, self._delete_ended, {}, ids=some)
         return _left_behind(rows)
+
+
+def _seen(row: Row) -> Seen:
+    now, others, mode, *numbers = row
+    return Seen(now, others, mode or "", *(number or 0 for number in numbers))
 
 
 def _left_behind(rows: Sequence[Row]) -> list[Holder]:

@@ -8,9 +8,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from distlocks import Lease, LeaseLost, LockTimeout, NotSupported
 from distlocks.claims import Denial, Extension, Grant, Request
+from distlocks.models import Lock
 from distlocks.testing import FakeClock
 from tests.integration.contract.stores import (
     SHARED_STORES,
@@ -129,6 +131,21 @@ class TestLeases:
         assert store.lock(key, timeout=0).try_acquire() is None
         other.release()
         assert store.lock(key, timeout=0).acquire().release()
+
+    @for_stores(["postgres", "mariadb"])
+    def test_an_extension_waits_for_its_turn_at_a_row_that_many_want(
+        self, store: Store, key: str, start: Start
+    ) -> None:
+        lease = store.hold(key, limit=3, renew=False)
+        with transaction.atomic(using=store.using):
+            Lock.objects.using(store.using).select_for_update().get(key=key)
+            # Who tries in vain does not even want it.
+            full = [store.lock(key, limit=1, timeout=0).try_acquire() for _ in range(3)]
+            extending = start(lease.extend)
+            with pytest.raises(TimeoutError):
+                extending.result(0.05)
+        extending.result(20)
+        assert full == [None] * 3
 
     def test_tokens_grow_over_grants_of_every_kind(self, store: Store, key: str) -> None:
         tokens = []
