@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlocks.claims import Claim, Denial, Grant, Holder, Request, from_us, to_us
+from distlocks.claims import (
+    Claim,
+    Denial,
+    Grant,
+    Holder,
+    Present,
+    Refusal,
+    Request,
+    claims_on,
+    from_us,
+    refusal,
+    to_us,
+)
+from distlocks.keys import check_key
 
 
 def holder(**changes: Any) -> Holder:
@@ -106,3 +119,61 @@ def test_equal_grants_are_still_two() -> None:
 def test_a_denial_without_details_can_be_waited_out() -> None:
     denial = Denial(key="a")
     assert (denial.remaining, denial.holders, denial.can_wait) == (0.0, (), True)
+
+
+# Who goes with whom
+
+
+@pytest.mark.parametrize("asked", ["exclusive", "shared", "permit", "intention"])
+@pytest.mark.parametrize("there", ["shared", "permit", "intention"])
+def test_only_claims_of_one_mode_go_together(asked: str, there: str) -> None:
+    present = Present(now=100, others=1, mode=there, soonest=150, latest=170)
+    refused = refusal(Claim("a", asked, 2), present)
+    if asked == there:
+        assert refused is None
+    else:
+        assert refused == Refusal(remaining=70, starves=True)
+
+
+@pytest.mark.parametrize("asked", ["exclusive", "shared", "permit", "intention"])
+def test_nothing_goes_with_an_exclusive_claim(asked: str) -> None:
+    held = Present(now=100, exclusive_until=130)
+    assert refusal(Claim("a", asked, 2), held) == Refusal(remaining=30, starves=False)
+    over = Present(now=130, exclusive_until=130)
+    assert refusal(Claim("a", asked, 2), over) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "limit", "granted"), [(0, 1, True), (2, 3, True), (3, 3, False)]
+)
+def test_permits_are_counted(others: int, limit: int, granted: bool) -> None:
+    present = Present(now=0, others=others, mode="permit", soonest=5, latest=9)
+    refused = refusal(Claim("a", "permit", limit), present)
+    assert refused == (None if granted else Refusal(remaining=5, starves=False))
+
+
+@pytest.mark.parametrize("asked", ["shared", "permit", "intention"])
+def test_a_reservation_keeps_out_all_who_are_not_exclusive(asked: str) -> None:
+    reserved = Present(now=100, reserved_until=140)
+    assert refusal(Claim("a", asked, 2), reserved) == Refusal(remaining=40, starves=False)
+    assert refusal(Claim("a"), reserved) is None
+
+
+def test_intentions_stand_above_and_in_order() -> None:
+    leaf, sibling = check_key(("a", "b", "c")), check_key(("a", "d"))
+    above = check_key(("a", "b"))
+    assert claims_on([sibling, leaf], "shared") == (
+        Claim("a", "intention"),
+        Claim(above, "intention"),
+        Claim(leaf, "shared"),
+        Claim(sibling, "shared"),
+    )
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "permit"])
+def test_a_key_above_another_one_of_the_request_becomes_exclusive(mode: str) -> None:
+    below = check_key(("a", "b"))
+    for names in (["a", below], [below, "a"]):
+        upper, lower = claims_on(names, mode, 2)
+        assert (upper.key, upper.mode) == ("a", "exclusive")
+        assert lower == Claim(below, mode, 2)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distlocks.keys import MAX_LENGTH, check_characters, check_key
+from distlocks.keys import MAX_LENGTH, ancestors, check_characters, check_key, key_of
 
 # "Cc" is the control characters, "Cs" the surrogates.
 allowed_text = st.text(st.characters(exclude_categories=["Cc", "Cs"]))
@@ -101,3 +101,42 @@ def test_the_message_about_other_text_names_that_text() -> None:
 @given(allowed_text)
 def test_the_character_check_lets_all_else_pass(text: str) -> None:
     check_characters(text, "text")
+
+
+# Tree keys
+
+
+def test_a_tree_key_is_the_path_of_its_parts() -> None:
+    name = check_key(("customer:7", "order:42"))
+    assert key_of(name) == ("customer:7", "order:42")
+    assert ancestors(name) == ["customer:7"]
+    assert ancestors(check_key(("a", "b", "c"))) == ["a", check_key(("a", "b"))]
+    assert ancestors("customer:7") == []
+
+
+def test_a_tree_key_of_one_part_is_that_part() -> None:
+    assert check_key(("a",)) == check_key("a")
+    assert key_of(check_key(("a",))) == "a"
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "way_out"),
+    [
+        ((), ValueError, "at least one part"),
+        (("a", ""), ValueError, "must not be empty"),
+        (("a", ("b",)), TypeError, "flatten"),
+        (("a", 7), TypeError, "must be a str"),
+        (("a", b"b"), TypeError, "decode"),
+        (("a", "b\x1fc"), ValueError, "U\\+001F"),
+        (("a" * 100, "b" * 100), ValueError, "at most 200"),
+    ],
+)
+def test_bad_tree_keys_are_refused_with_the_way_out(
+    key: object, error: type[Exception], way_out: str
+) -> None:
+    with pytest.raises(error, match=way_out):
+        check_key(key)
+
+
+def test_the_longest_tree_key() -> None:
+    assert len(check_key(("a" * 100, "b" * 99))) == 200

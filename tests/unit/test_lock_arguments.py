@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
-from distlocks import LockTimeout, db_lock, locks
+from distlocks import LockTimeout, NotSupported, db_lock, locks
 from distlocks.testing import memory_locks
 
 YEAR = 366 * 86400
@@ -428,3 +428,58 @@ def test_an_unknown_alias_is_refused_when_the_lock_is_used() -> None:
     lock = db_lock("a", backend="nowhere")
     with pytest.raises(ImproperlyConfigured, match="no lock backend 'nowhere'"):
         lock.acquire()
+
+
+# Claims
+
+
+def test_shared_and_a_limit_are_two_things() -> None:
+    with pytest.raises(TypeError, match="not both"):
+        db_lock("a", shared=True, limit=3)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 10_001])
+def test_a_limit_out_of_bounds_is_refused_with_the_bounds(limit: int) -> None:
+    with pytest.raises(ValueError, match="from 1 to 10000"):
+        db_lock("a", limit=limit)
+
+
+@pytest.mark.parametrize("limit", [True, 2.0, "3"])
+def test_a_limit_that_is_no_number_is_refused(limit: Any) -> None:
+    with pytest.raises(TypeError, match="limit must be an int"):
+        db_lock("a", limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("lock", "what"),
+    [
+        (db_lock("a", shared=True), "shared locks"),
+        (db_lock("a", limit=2), "permits"),
+        (db_lock(("a", "b")), "tree keys"),
+    ],
+)
+def test_a_store_that_has_no_such_claims_says_so(
+    lock: db_lock, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with memory_locks():
+        for name in ("shared", "permits", "tree_keys"):
+            monkeypatch.setattr(type(locks["default"]), f"supports_{name}", False)
+        with pytest.raises(NotSupported, match=what):
+            lock.acquire()
+        db_lock("a").acquire().release()
+
+
+def test_parts_of_a_tree_key_are_templates_too() -> None:
+    @db_lock(("customer:{order.customer}", "order:{order.number}"))
+    def ship(order: Any) -> list[Any]:
+        return [holder.key for holder in locks["default"].holders()]
+
+    class Order:
+        customer, number = 7, 42
+
+    with memory_locks():
+        assert ship(Order()) == ["customer:7", ("customer:7", "order:42")]
+    with pytest.raises(ValueError, match="'order:{nr}'"):
+
+        @db_lock(("customer:7", "order:{nr}"))
+        def other(number: int) -> None: ...
