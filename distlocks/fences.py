@@ -76,7 +76,7 @@ bound AS MATERIALIZED (
 found AS MATERIALIZED (
   SELECT g.token FROM {table} AS g, bound WHERE g.key = %(key)s FOR SHARE OF g)
 SELECT token, %(token)s::bigint > {us} - {retention}, set_config('lock_timeout', lock_timeout, true)
-FROM before JOIN found ON true
+FROM before LEFT JOIN found ON true
 """
 PLAIN_CHECK = """
 SELECT token, %(token)s > {us} - {retention} FROM {table} WHERE key = %(key)s FOR SHARE
@@ -90,6 +90,14 @@ SQLITE_CHECK = """
 INSERT INTO {table} AS g (key, token) SELECT %(key)s, 0 WHERE %(token)s > {us} - {retention}
 ON CONFLICT (key) DO UPDATE SET token = g.token WHERE g.token <= %(token)s
 RETURNING token, true
+"""
+POSTGRESQL_OPEN = """
+WITH before AS MATERIALIZED (SELECT current_setting('lock_timeout') AS lock_timeout),
+bound AS MATERIALIZED (SELECT set_config('lock_timeout', %(wait)s::text, true) FROM before),
+opened AS (
+  INSERT INTO {table} (key, token) SELECT %(key)s, 0 FROM bound
+  ON CONFLICT DO NOTHING RETURNING token)
+SELECT token, set_config('lock_timeout', lock_timeout, true) FROM before LEFT JOIN opened ON true
 """
 OPEN = "INSERT INTO {table} (key, token) VALUES (%(key)s, 0) ON CONFLICT DO NOTHING"
 MARIADB_OPEN = """
@@ -122,9 +130,11 @@ def check_fence(
         _check_through_orm(wrapper.alias, key, token)
         return
     row = _ask(wrapper, statement, key, token, wait, idle)
-    if row is None and (open_row := _spelled(wrapper, OPEN, OPEN, MARIADB_OPEN, None)):
-        _ask(wrapper, open_row, key, token, wait, idle)
-        row = _ask(wrapper, statement, key, token, wait, idle)
+    if open_row := _spelled(wrapper, POSTGRESQL_OPEN, OPEN, MARIADB_OPEN, None):
+        # A sweep may delete it in between.
+        while row is None or row[0] is None:
+            _ask(wrapper, open_row, key, token, wait, idle)
+            row = _ask(wrapper, statement, key, token, wait, idle)
     if row is None or row[0] > token or not row[1]:
         raise _stale(key, token)
 
@@ -227,12 +237,17 @@ def _delete_guards(alias: str, keys: list[str], old: QuerySet[LockGuard]) -> int
     from .backends.database.mariadb import DELETE, US, as_json, is_supported
 
     wrapper = connections[alias]
-    if not is_supported(wrapper):
-        count, _ = old.filter(key__in=keys).delete()
-        return count
-    # The ORM's statement may read a small table from end to end, and wait for every row of it that
-    # an open guarded transaction has in its hands.
-    sql = DELETE.format(t=wrapper.ops.quote_name(TABLE)) + f"WHERE l.token < {US} - {RETENTION_US}"
-    with wrapper.cursor() as cursor:
-        cursor.execute(sql, {"keys": as_json(keys)})
-        return int(cursor.rowcount)
+    with transaction.atomic(using=alias):
+        if wrapper.features.has_select_for_update_skip_locked:
+            # A reader's open transaction keeps its row, and nobody waits for it.
+            free = old.filter(key__in=keys).select_for_update(skip_locked=True)
+            keys = list(free.values_list("key", flat=True))
+        if not is_supported(wrapper):
+            count, _ = old.filter(key__in=keys).delete()
+            return count
+        # The ORM's statement may read a small table from end to end, and wait for every row of it
+        # that an open guarded transaction has in its hands.
+        sql = DELETE.format(t=wrapper.ops.quote_name(TABLE))
+        with wrapper.cursor() as cursor:
+            cursor.execute(f"{sql} WHERE l.token < {US} - {RETENTION_US}", {"keys": as_json(keys)})
+            return int(cursor.rowcount)

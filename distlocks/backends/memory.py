@@ -154,8 +154,12 @@ class MemoryBackend(BaseBackend):
         for other, one in list(row.held.items()):
             if EXCLUSIVE in (claim.mode, one.claim.mode):
                 del row.held[other]
-        if claim.mode == EXCLUSIVE or row.reserved_by == owner_id:
+        if claim.mode == EXCLUSIVE:
             row.reserved_until_us = 0
+        elif row.reserved_by == owner_id and row.reserved_until_us:
+            row.reserved_until_us = 0
+            # Who was kept out by the reservation may go with us.
+            self._wakeups.wake(claim.key)
         row.fencing_token = next_token(row.fencing_token, now)
         own = row.held[owner_id] = _Held(
             claim=claim,

@@ -12,6 +12,7 @@ from django.db import DatabaseError, connections
 from ... import clock
 from ...claims import (
     EXCLUSIVE,
+    MICROSECOND,
     Claim,
     Denial,
     Extended,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# So many of a key's holders are told of in a denial.
+TOLD_HOLDERS = 100
 # Seconds for which one batch of extensions waits for rows in other statements' hands.
 BUSY_EXTENSIONS_WITHIN = 1.0
 
@@ -84,6 +87,10 @@ class DatabaseBackend(ConnectedBackend):
         if isinstance(last, Held):
             return self._denial(session, request, request.claims[len(answers) - 1], last)
         taken = [answer for answer in answers if isinstance(answer, Taken)]
+        for claim, one in zip(request.claims, taken, strict=True):
+            if one.awaited:
+                self.dialect.announce(session, claim.key)
+                self._sleepers.wake(claim.key)
         return Grant(
             claims=request.claims,
             owner_id=request.owner_id,
@@ -114,7 +121,7 @@ class DatabaseBackend(ConnectedBackend):
     def _denial(self, session: Session, request: Request, claim: Claim, held: Held) -> Denial:
         holders = [held.holder] if held.holder else []
         if held.several:
-            holders = self.dialect.several.on_key(session, claim.key)
+            holders = self.dialect.several.on_key(session, claim.key, TOLD_HOLDERS)
             if not holders:
                 # It is held exclusively, or was until a moment ago.
                 found = self.dialect.holders(session, claim.key, 1)
@@ -227,9 +234,16 @@ class DatabaseBackend(ConnectedBackend):
     def _extend_several(
         self, session: Session, wanted: Sequence[Wanted]
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        extended, busy = self._extend_latched(session, wanted, waiting=False)
-        # A row that many latch is never free when looked at: wait for one's turn, but not for long.
-        give_up = clock.lease_now() + BUSY_EXTENSIONS_WITHIN
+        try:
+            extended, busy = self._extend_latched(session, wanted, waiting=False)
+        except DatabaseError as error:
+            if session.in_callers_transaction or not self.dialect.is_busy(error):
+                raise
+            return set(), {(one.key, one.owner_id) for one in wanted}
+        # A row that many latch is never free when looked at: wait for one's turn, but not for so
+        # long that the answers for the others come late.
+        shortest = min(one.ttl_us for one in wanted) / MICROSECOND
+        give_up = clock.lease_now() + min(BUSY_EXTENSIONS_WITHIN, shortest / 10)
         for one in wanted:
             while (one.key, one.owner_id) in busy and clock.lease_now() < give_up:
                 try:
@@ -341,8 +355,11 @@ class DatabaseBackend(ConnectedBackend):
         life_us = to_us(max(until - clock.lease_now(), 0.0) + RESERVED_LONGER)
         with suppress_busy(self.dialect):
             self._run(
-                lambda session: self.dialect.several.reserve(
-                    session, denial.key, denial.starves, life_us
+                lambda session: self.dialect.all_or_none(
+                    session,
+                    lambda: self.dialect.several.reserve(
+                        session, denial.key, denial.starves, life_us
+                    ),
                 )
             )
 

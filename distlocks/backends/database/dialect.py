@@ -30,6 +30,8 @@ class Taken:
 
     fencing_token: int
     acquired_us: int
+    # Others sleep beside the key who might go with us, and have to be told.
+    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

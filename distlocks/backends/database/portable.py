@@ -15,7 +15,7 @@ from ...claims import EPOCH, EXCLUSIVE, MICROSECOND, Claim, Holder, Request, fro
 from ...models import Lock, LockHolder
 from .channels import OwnThread, Session
 from .dialect import Batch, Dialect, Freed, Held, Taken, Wanted, held_by
-from .several import REMEMBERED_US, TOLD_HOLDERS, Latched, Seen, Several
+from .several import REMEMBERED_US, Latched, Seen, Several
 
 
 class Portable(Dialect):
@@ -261,7 +261,10 @@ class PortableSeveral(Several):
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
     ) -> bool:
         now = now_us(session)
-        own = self._claims(key=key, owner_id=owner_id, released_at=0, expires_at__gt=now)
+        own = self._claims(key=key, owner_id=owner_id, released_at=0)
+        # Nobody else can have come before the caller's transaction ends.
+        if not session.in_callers_transaction:
+            own = own.filter(expires_at__gt=now)
         if token is not None:
             own = own.filter(fencing_token=token)
         cooling = own.filter(acquired_at__gt=now - min_hold_us) if min_hold_us else own.none()
@@ -322,13 +325,14 @@ class PortableSeveral(Several):
         self._claims(key=key, expires_at__lte=old, released_at__lte=old).delete()
 
     def version(self, session: Session, key: str) -> int:
-        token = self._locks(key=key).values_list("fencing_token", flat=True).first()
-        return token or 0
+        now = now_us(session)
+        row = self._locks(key=key).filter(Q(expires_at__gt=now) | Q(reserved_until__gt=now))
+        return row.values_list("fencing_token", flat=True).first() or 0
 
-    def on_key(self, session: Session, key: str) -> list[Holder]:
+    def on_key(self, session: Session, key: str, limit: int | None) -> list[Holder]:
         now = now_us(session)
         live = self._claims(key=key, expires_at__gt=now).order_by("fencing_token")
-        return [_holder(claim, now) for claim in live[:TOLD_HOLDERS]]
+        return [_holder(claim, now) for claim in live[:limit]]
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         now = now_us(session)
@@ -362,7 +366,14 @@ class PortableSeveral(Several):
 
 
 def _latched(row: Lock) -> Latched:
-    return Latched(row.mode, row.fencing_token, row.expires_at, row.reserved_by, row.reserved_until)
+    return Latched(
+        row.mode,
+        row.fencing_token,
+        row.expires_at,
+        row.reserved_by,
+        row.reserved_until,
+        row.waiting_until,
+    )
 
 
 def _values(request: Request) -> dict[str, Any]:

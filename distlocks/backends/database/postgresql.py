@@ -115,8 +115,8 @@ WHERE l.expires_at > {us} AND l.key NOT IN (SELECT key FROM extended)
 # What a waiter has found and wants to sleep beside: a key that is taken, if only its becoming free
 # can help; else a row at the version that it knows, taken or reserved.
 AS_FOUND = """
-CASE WHEN %(version)s IS NULL THEN expires_at > {us}
-     ELSE fencing_token = %(version)s AND greatest(expires_at, reserved_until) > {us} END
+CASE WHEN %(version)s::bigint IS NULL THEN expires_at > {us}
+     ELSE fencing_token = %(version)s::bigint AND greatest(expires_at, reserved_until) > {us} END
 """
 # Invariant: a row comes back exactly if it was as found *and* marked at one moment after the caller
 # began to listen. The mark is written under the row's lock; where a fresh one stands already, a

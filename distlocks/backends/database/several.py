@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...claims import EXCLUSIVE, MICROSECOND, Claim, Holder, Present, Request, next_token, refusal
 from .channels import Session
@@ -13,8 +13,6 @@ from .dialect import Freed, Held, Taken, Wanted
 # Rows of claims that have ended stay for so long, so that a release that is sent twice can tell
 # its own first one from the loss of the lease.
 REMEMBERED_US = 10 * MICROSECOND
-# So many of a key's holders are told of in a denial.
-TOLD_HOLDERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +24,7 @@ class Latched:
     expires_us: int
     reserved_by: str
     reserved_until_us: int
+    waiting_until_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +102,9 @@ class Several(ABC):
             until_us=max(until, seen.latest),
         )
         self.forget(session, claim.key)
-        return taken
+        # Who was kept out by our reservation may go with us, and sleeps.
+        used_up = row.reserved_by == request.owner_id and row.reserved_until_us > seen.now
+        return replace(taken, awaited=used_up and row.waiting_until_us > seen.now)
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
@@ -145,7 +146,7 @@ class Several(ABC):
     def force_release(self, session: Session, key: str) -> tuple[list[Holder], bool]:
         """End all claims on the key; who had it, and whether somebody waits for it."""
         self.latch(session, key)
-        held = self.on_key(session, key)
+        held = self.on_key(session, key, None)
         self.remove(session, key)
         return held, self.settle(session, key)
 
@@ -229,11 +230,12 @@ class Several(ABC):
 
     @abstractmethod
     def version(self, session: Session, key: str) -> int:
-        """The token of the key's row, which every grant and every release changes."""
+        """The token of the key's row, which every grant and every release of a claim that is not
+        exclusive changes; 0 if the key is neither taken nor reserved."""
 
     @abstractmethod
-    def on_key(self, session: Session, key: str) -> list[Holder]:
-        """Who has a live claim on exactly this key; at most TOLD_HOLDERS."""
+    def on_key(self, session: Session, key: str, limit: int | None) -> list[Holder]:
+        """Who has a live claim on exactly this key, the first of them first."""
 
     @abstractmethod
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:

@@ -9,14 +9,14 @@ from typing import Any
 from ...claims import EXCLUSIVE, Claim, Holder, Request
 from .channels import Row, Session
 from .dialect import HOLDER_COLUMNS, Taken, Wanted, acquire_params, holder_from
-from .several import REMEMBERED_US, TOLD_HOLDERS, Latched, Seen, Several
+from .several import REMEMBERED_US, Latched, Seen, Several
 
 # Rows that one statement names, at most.
 IN_ONE_STATEMENT = 250
 
 # Invariant: returns the row as the last transaction that had it in its hands left it.
 LATCH = """
-{quick}SELECT mode, fencing_token, expires_at, reserved_by, reserved_until FROM {t}
+{quick}SELECT mode, fencing_token, expires_at, reserved_by, reserved_until, waiting_until FROM {t}
 WHERE {key} = %(key)s{for_update}
 """
 OPEN = """
@@ -39,7 +39,8 @@ FROM (SELECT clock.n, h.mode, h.expires_at, h.fencing_token, h.acquired_at,
 GROUP BY n
 """
 GLANCE = """
-SELECT t.mode AS row_mode, t.fencing_token, t.expires_at, t.reserved_by, t.reserved_until, looked.*
+SELECT t.mode AS row_mode, t.fencing_token, t.expires_at, t.reserved_by, t.reserved_until,
+       t.waiting_until, looked.*
 FROM {t} AS t, ({look}) AS looked WHERE t.{key} = %(key)s
 """
 # Invariant: an owner has one row on a key, so a request that is sent again finds its own.
@@ -51,13 +52,15 @@ VALUES (%(key)s, %(owner)s, %(mode)s, 0, %(token)s, %(acquired)s, %(until)s,
 {on_same_owner} released_at = 0, mode = {new_mode}, fencing_token = {new_fencing_token},
   acquired_at = {new_acquired_at}, expires_at = {new_expires_at}
 """
-# Invariant: the key's row lasts as long as the last claim on it, this one included.
+# Invariant: the key's row lasts as long as the last claim on it, this one included. Where it uses
+# up a reservation, the waiters' mark goes with it: those whom that kept out are told.
 OCCUPY = """
 {quick}UPDATE {t} SET
   owner_id = '', host = '', pid = 0, thread = '', label = '', metadata = '{{}}',
   mode = %(mode)s, fencing_token = %(token)s, acquired_at = COALESCE(%(since)s, acquired_at),
   expires_at = %(until)s,
-  reserved_until = CASE WHEN reserved_by = %(owner)s THEN 0 ELSE reserved_until END
+  reserved_until = CASE WHEN reserved_by = %(owner)s THEN 0 ELSE reserved_until END,
+  waiting_until = CASE WHEN reserved_by = %(owner)s THEN 0 ELSE waiting_until END
 WHERE {key} = %(key)s
 """
 # Invariant: only a live claim of the owner ends; it stays taken until its minimum hold is over.
@@ -66,7 +69,8 @@ END = """
   released_at = {us},
   expires_at = CASE WHEN %(min_hold)s > 0 AND acquired_at + %(min_hold)s > {us}
                     THEN acquired_at + %(min_hold)s ELSE 0 END
-WHERE {key} = %(key)s AND owner_id = %(owner)s AND released_at = 0 AND expires_at > {us}{and_token}
+WHERE {key} = %(key)s AND owner_id = %(owner)s AND released_at = 0
+  AND (expires_at > {us} OR %(even_expired)s){and_token}
 """
 HAS_ENDED = """
 SELECT 1 FROM {h}
@@ -86,7 +90,10 @@ SETTLE = """
 WHERE {key} = %(key)s AND mode <> '{exclusive}'
 """
 AWAITED = "SELECT waiting_until < 0 FROM {t} WHERE {key} = %(key)s"
-VERSION = "SELECT fencing_token FROM {t} WHERE {key} = %(key)s"
+VERSION = """
+SELECT fencing_token FROM {t}
+WHERE {key} = %(key)s AND (expires_at > {us} OR reserved_until > {us})
+"""
 # Invariant: waits for nobody, and takes rows in one order.
 LATCH_FREE = "SELECT {key} FROM {t} WHERE {key} IN ({{keys}}) ORDER BY {key}{skip_locked}"
 # Invariant: a claim that has ended never lives again.
@@ -112,7 +119,7 @@ WHERE {key} = %(key)s AND expires_at <= {us} - {remembered} AND released_at <= {
 """
 ON_KEY = """
 SELECT {holder} FROM {h} WHERE {key} = %(key)s AND expires_at > {us}
-ORDER BY fencing_token LIMIT {told}
+ORDER BY fencing_token LIMIT %(limit)s
 """
 HOLDERS = """
 SELECT {holder} FROM {h}
@@ -167,7 +174,6 @@ class SqlSeveral(Several):
             "us": us,
             "exclusive": EXCLUSIVE,
             "remembered": REMEMBERED_US,
-            "told": TOLD_HOLDERS,
         }
         names["latest"] = LATEST.format(**names).strip()
         names["holder"] = HOLDER_COLUMNS.format(
@@ -210,7 +216,7 @@ class SqlSeveral(Several):
 
     def glance(self, session: Session, key: str, owner_id: str) -> tuple[Latched, Seen] | None:
         rows = session.execute(self._glance, {"key": key, "owner": owner_id})
-        return (Latched(*rows[0][:5]), _seen(rows[0][5:])) if rows else None
+        return (Latched(*rows[0][:6]), _seen(rows[0][6:])) if rows else None
 
     def look(self, session: Session, key: str, owner_id: str) -> Seen:
         return _seen(session.execute(self._look, {"key": key, "owner": owner_id})[0])
@@ -247,7 +253,14 @@ class SqlSeveral(Several):
     def end(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int
     ) -> bool:
-        params = {"key": key, "owner": owner_id, "token": token, "min_hold": min_hold_us}
+        params = {
+            "key": key,
+            "owner": owner_id,
+            "token": token,
+            "min_hold": min_hold_us,
+            # Nobody else can have come before the caller's transaction ends.
+            "even_expired": session.in_callers_transaction,
+        }
         return bool(session.count(self._end_any if token is None else self._end, params))
 
     def has_ended(self, session: Session, key: str, owner_id: str, token: int) -> bool:
@@ -295,8 +308,9 @@ class SqlSeveral(Several):
         rows = session.execute(self._version, {"key": key})
         return int(rows[0][0]) if rows else 0
 
-    def on_key(self, session: Session, key: str) -> list[Holder]:
-        return [holder_from(row) for row in session.execute(self._on_key, {"key": key})]
+    def on_key(self, session: Session, key: str, limit: int | None) -> list[Holder]:
+        params = {"key": key, "limit": self._no_limit if limit is None else limit}
+        return [holder_from(row) for row in session.execute(self._on_key, params)]
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         params = {"prefix": prefix, "limit": self._no_limit if limit is None else limit}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models import F
 
 from distlocks import Lease, LeaseLost, LockTimeout, NotSupported
 from distlocks.claims import Denial, Extension, Grant, Request
@@ -21,6 +22,8 @@ from tests.integration.contract.stores import (
     for_stores,
 )
 from tests.integration.guard.sites import Site
+from tests.integration.hazards import roles
+from tests.servers.children import Spawner
 from tests.waiting import eventually
 
 Start = Callable[..., Future[object]]
@@ -132,6 +135,18 @@ class TestLeases:
         other.release()
         assert store.lock(key, timeout=0).acquire().release()
 
+    @for_stores(["sqlite"])
+    @pytest.mark.parametrize("options", [EXCLUSIVE, SHARED, PERMIT])
+    def test_in_the_callers_transaction_an_expired_claim_is_still_ours(
+        self, store: Store, key: str, options: dict[str, Any]
+    ) -> None:
+        """The write lock has kept everybody out."""
+        with transaction.atomic(using=store.using):
+            lease = store.lock(key, timeout=0, **options).acquire()
+            for rows in store._all_rows(key):
+                rows.update(expires_at=F("expires_at") - 60_000_000)
+            assert lease.backend.release(lease._grant)
+
     @for_stores(["postgres", "mariadb"])
     def test_an_extension_waits_for_its_turn_at_a_row_that_many_want(
         self, store: Store, key: str, start: Start
@@ -184,8 +199,9 @@ class TestLeases:
         assert [holder.cooling_down for holder in caught.value.holders] == [True, False]
         assert "cooling down" in str(caught.value)
 
-    def test_force_release_takes_it_from_all(self, store: Store, key: str) -> None:
-        leases = [store.hold(key, shared=True, renew=False) for _ in range(3)]
+    @pytest.mark.parametrize("count", [3, 101])
+    def test_force_release_takes_it_from_all(self, store: Store, key: str, count: int) -> None:
+        leases = [store.hold(key, shared=True, renew=False) for _ in range(count)]
         had = store.backend.force_release(key)
         assert {holder.owner_id for holder in had} == {lease.owner_id for lease in leases}
         new = store.hold(key)
@@ -329,6 +345,39 @@ class TestFaults:
 
 
 class TestWaiting:
+    @for_stores(SHARED_STORES)
+    @pytest.mark.parametrize("options", [SHARED, PERMIT])
+    def test_a_release_in_another_process_is_noticed_soon(
+        self, store: Store, key: str, start: Start, spawn: Spawner, options: dict[str, Any]
+    ) -> None:
+        """Of an exclusive claim, by who waits for another kind."""
+        child = spawn(roles.hold, store.alias, key)
+        child.readline()
+        waiter = start(store.lock(key, timeout=20, **options).acquire)
+        eventually(lambda: not waiter.done())
+        child.send("release")
+        lease = waiter.result(20)
+        assert isinstance(lease, Lease)
+        released = child.readline()
+        assert released == "released True"
+        child.send("end")
+        # Who sleeps on gets it when the sleep of 5 s is over.
+        assert lease.waited < 4
+        assert lease.release()
+
+    def test_those_who_queue_behind_a_reservation_go_with_who_made_it(
+        self, store: Store, key: str, start: Start
+    ) -> None:
+        permit = store.hold(key, limit=1)
+        readers = [start(store.lock(key, shared=True, timeout=20).acquire) for _ in range(3)]
+        eventually(lambda: not any(reader.done() for reader in readers))
+        permit.release()
+        leases = [reader.result(20) for reader in readers]
+        assert all(isinstance(lease, Lease) and lease.waited < 4 for lease in leases)
+        for lease in leases:
+            assert isinstance(lease, Lease)
+            lease.release()
+
     def test_a_released_permit_wakes_who_waits_for_one(
         self, store: Store, key: str, start: Start
     ) -> None:

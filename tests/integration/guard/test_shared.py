@@ -6,8 +6,10 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from django.db import connections
 
-from distlocks import Lease, NotSupported, StaleToken, force_release
+from distlocks import Lease, LeaseLost, LockTimeout, NotSupported, StaleToken, force_release
+from distlocks.fences import sweep_guards
 from distlocks.fencing import fenced_update
 from tests.integration.guard.sites import MARIADB, POSTGRES, Site, configured, wait_for_a_waiter
 from tests.testapp.models import Report
@@ -155,3 +157,40 @@ def test_fenced_updates_are_for_exclusive_leases(
         pytest.raises(NotSupported, match="exclusive"),
     ):
         fenced_update(lease, Report.objects.using(database.using), text="x")
+
+
+@pytest.mark.parametrize("using", [POSTGRES, MARIADB])
+def test_a_sweep_waits_for_no_reader(production: None, start: Start, key: str, using: str) -> None:
+    site = Site(using, "memory")
+    with site.lock(key, shared=True) as lease, lease.atomic(using):
+        sweeping = start(lambda: sweep_guards(using, batch_size=100, dry_run=False))
+        sweeping.result(20)
+        assert site.guard(key) == 0
+
+
+def test_the_first_reader_leaves_no_time_out_behind(production: None, key: str) -> None:
+    site = Site(POSTGRES, "memory")
+    with (
+        site.lock(key, shared=True) as lease,
+        lease.atomic(POSTGRES),
+        connections[POSTGRES].cursor() as cursor,
+    ):
+        cursor.execute("SHOW lock_timeout")
+        assert cursor.fetchone() == ("0",)
+
+
+def test_a_first_reader_waits_for_a_first_writer_as_long_as_its_lease_lasts(
+    production: None, start: Start, key: str
+) -> None:
+    site = Site(POSTGRES, "memory")
+
+    def read() -> None:
+        with site.lock(key, shared=True, ttl=1, renew=False) as lease, lease.atomic(POSTGRES):
+            raise AssertionError("the body ran")
+
+    writer = site.lock(key, renew=False).acquire()
+    with writer.atomic(POSTGRES):
+        writer.backend.force_release(key)
+        reader = start(read)
+        with pytest.raises((LockTimeout, LeaseLost)):
+            reader.result(20)
