@@ -17,6 +17,7 @@ from pytest_django.fixtures import Settings
 from distlocks import BackendUnavailable, LockTimeout, db_lock, locks
 from distlocks.keys import MAX_LENGTH, MAX_PREFIX_LENGTH
 from distlocks.models import Lock
+from distlocks.renewal import renewer
 from tests.servers.postgres import PostgresServer
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -239,6 +240,8 @@ def test_before_the_migration_that_it_needs_an_acquire_says_so(
     for options in ({}, {"shared": True}):
         with pytest.raises(BackendUnavailable, match=f"manage.py migrate --database {empty}"):
             db_lock("a", backend=locks_in_empty, **options).acquire()
+        # What was refused so plainly was not granted: nothing has to be taken back.
+        assert not renewer.has_releases
     assert "distlocks.W002" in [message.id for message in locks[locks_in_empty].check_store()]
 
 

@@ -322,14 +322,21 @@ def unavailable(alias: str, error: Exception) -> BackendUnavailable:
     """One of Django's database errors as ours, with the way out."""
     ours = BackendUnavailable(_explain(alias, error))
     # The database has understood the statement well enough to refuse it.
-    ours.in_doubt = not isinstance(error, ProgrammingError)
+    ours.in_doubt = not (isinstance(error, ProgrammingError) or _is_undefined(error))
     return ours
+
+
+def _is_undefined(error: Exception) -> bool:
+    """Whether a table or a column is missing."""
+    return error_code(error) in UNDEFINED or any(
+        words in str(error) for words in UNDEFINED_IN_SQLITE
+    )
 
 
 def _explain(alias: str, error: Exception) -> str:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     # Before the migrations, or one that this version needs.
-    if error_code(error) in UNDEFINED or any(words in text for words in UNDEFINED_IN_SQLITE):
+    if _is_undefined(error):
         return (
             f"The database {alias!r} lacks the tables of distlocks, or columns of them ({text}): "
             f"run 'manage.py migrate --database {alias}', with 'distlocks' in INSTALLED_APPS."
