@@ -209,13 +209,17 @@ class SqlSeveral(Several):
         self._ended_locked = ENDED.format(**names)
         self._delete_ended = DELETE_ENDED.format(**names)
 
+    def read(self, session: Session, sql: str, params: dict[str, Any]) -> list[Row]:
+        """What a statement returns that reads outside of a transaction of ours."""
+        return session.execute(sql, params)
+
     def latch(self, session: Session, key: str) -> Latched:
         while not (rows := session.execute(self._latch, {"key": key})):
             session.execute(self._open, {"key": key})
         return Latched(*rows[0])
 
     def glance(self, session: Session, key: str, owner_id: str) -> tuple[Latched, Seen] | None:
-        rows = session.execute(self._glance, {"key": key, "owner": owner_id})
+        rows = self.read(session, self._glance, {"key": key, "owner": owner_id})
         return (Latched(*rows[0][:6]), _seen(rows[0][6:])) if rows else None
 
     def look(self, session: Session, key: str, owner_id: str) -> Seen:
@@ -305,22 +309,22 @@ class SqlSeveral(Several):
         session.execute(self._forget, {"key": key})
 
     def version(self, session: Session, key: str) -> int:
-        rows = session.execute(self._version, {"key": key})
+        rows = self.read(session, self._version, {"key": key})
         return int(rows[0][0]) if rows else 0
 
     def on_key(self, session: Session, key: str, limit: int | None) -> list[Holder]:
         params = {"key": key, "limit": self._no_limit if limit is None else limit}
-        return [holder_from(row) for row in session.execute(self._on_key, params)]
+        return [holder_from(row) for row in self.read(session, self._on_key, params)]
 
     def holders(self, session: Session, prefix: str, limit: int | None) -> list[Holder]:
         params = {"prefix": prefix, "limit": self._no_limit if limit is None else limit}
-        return [holder_from(row) for row in session.execute(self._holders, params)]
+        return [holder_from(row) for row in self.read(session, self._holders, params)]
 
     def reserve(self, session: Session, key: str, owner_id: str, life_us: int) -> None:
         session.execute(self._reserve, {"key": key, "owner": owner_id, "life": life_us})
 
     def ended(self, session: Session, after: str, last: str) -> tuple[list[Holder], bool]:
-        rows = session.execute(self._ended, {"after": after, "last": last})
+        rows = self.read(session, self._ended, {"after": after, "last": last})
         return _left_behind(rows), bool(rows)
 
     def sweep(self, session: Session, after: str, last: str) -> list[Holder]:

@@ -13,7 +13,7 @@ from django.db import OperationalError
 from ... import clock
 from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
-from .channels import OwnConnection, Session
+from .channels import OwnConnection, Row, Session
 from .dialect import (
     HOLDER_COLUMNS,
     Batch,
@@ -165,8 +165,8 @@ class SQLite(Dialect):
         self._clear = CLEAR.format(**names)
 
     @cached_property
-    def several(self) -> SqlSeveral:
-        return SqlSeveral(self.table, self.holders_table, US, SPELLING)
+    def several(self) -> SQLiteSeveral:
+        return SQLiteSeveral(self.table, self.holders_table, US, SPELLING)
 
     def channel(self) -> OwnConnection:
         return OwnConnection(
@@ -294,6 +294,13 @@ class SQLite(Dialect):
                 "between after the transaction had begun by reading. " + DEFERRED_TRANSACTION
             )
         return ""
+
+
+class SQLiteSeveral(SqlSeveral):
+    """Reads may find the file locked too: as it is opened, or recovered."""
+
+    def read(self, session: Session, sql: str, params: dict[str, Any]) -> list[Row]:
+        return _persistently(session, lambda: session.execute(sql, params))
 
 
 def is_busy(error: object) -> bool:
