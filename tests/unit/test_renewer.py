@@ -96,8 +96,12 @@ class Lease:
 
 
 @pytest.fixture
-def renewer() -> Renewer:
-    return Renewer()
+def renewer(request: pytest.FixtureRequest) -> Renewer:
+    renewer = Renewer()
+    if "hand" in request.fixturenames:
+        # Driven by hand: its own thread would do now and then what the test is about to do.
+        renewer._thread = threading.current_thread()
+    return renewer
 
 
 @pytest.fixture
