@@ -21,15 +21,10 @@ RETENTION_US = 30 * 86400 * 1_000_000
 
 TABLE = LockGuard._meta.db_table
 
-# Invariant, of each statement: it raises the row to our token, or gives nothing back, in which
-# case a higher token has been here. It writes the row even if our token stands there already, so
-# the transactions of one key take turns, and whatever ours reads after it is newer than every
-# commit of an earlier token.
-#
 # PostgreSQL: the wait for an earlier holder is bounded, and the bound is put back within the
 # statement, or it would govern the user's whole transaction. A holder that is paused in its
 # transaction is cut off after one ttl.
-POSTGRESQL = """
+POSTGRESQL_BOUND = """
 WITH before AS MATERIALIZED (
   SELECT current_setting('lock_timeout') AS lock_timeout,
          current_setting('idle_in_transaction_session_timeout') AS idle),
@@ -39,13 +34,22 @@ bound AS MATERIALIZED (
                     CASE WHEN idle::interval BETWEEN '1ms' AND %(idle)s::text::interval THEN idle
                          ELSE %(idle)s::text END, true)
   FROM before),
-raised AS (
+"""
+
+# Invariant, of each statement: it raises the row to our token, or gives nothing back, in which
+# case a higher token has been here. It writes the row even if our token stands there already, so
+# the transactions of one key take turns, and whatever ours reads after it is newer than every
+# commit of an earlier token.
+POSTGRESQL = (
+    POSTGRESQL_BOUND
+    + """raised AS (
   INSERT INTO {table} AS g (key, token) SELECT %(key)s, %(token)s::bigint FROM bound
   WHERE %(token)s::bigint > {us} - {retention}
   ON CONFLICT (key) DO UPDATE SET token = excluded.token WHERE g.token <= excluded.token
   RETURNING token)
 SELECT token, set_config('lock_timeout', lock_timeout, true) FROM before JOIN raised ON true
 """
+)
 # Also PostgreSQL's where no time-outs may be set.
 PLAIN = """
 INSERT INTO {table} AS g (key, token) SELECT %(key)s, %(token)s
@@ -63,21 +67,14 @@ RETURNING token
 # For claims that are not exclusive. Invariant: no higher exclusive token has been here, and later
 # exclusive ones wait for our commit. The row is there for that: it begins at 0, and never gets our
 # token, which would refuse others of our kind that are older.
-POSTGRESQL_CHECK = """
-WITH before AS MATERIALIZED (
-  SELECT current_setting('lock_timeout') AS lock_timeout,
-         current_setting('idle_in_transaction_session_timeout') AS idle),
-bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', %(wait)s::text, true),
-         set_config('idle_in_transaction_session_timeout',
-                    CASE WHEN idle::interval BETWEEN '1ms' AND %(idle)s::text::interval THEN idle
-                         ELSE %(idle)s::text END, true)
-  FROM before),
-found AS MATERIALIZED (
+POSTGRESQL_CHECK = (
+    POSTGRESQL_BOUND
+    + """found AS MATERIALIZED (
   SELECT g.token FROM {table} AS g, bound WHERE g.key = %(key)s FOR SHARE OF g)
 SELECT token, %(token)s::bigint > {us} - {retention}, set_config('lock_timeout', lock_timeout, true)
 FROM before LEFT JOIN found ON true
 """
+)
 PLAIN_CHECK = """
 SELECT token, %(token)s > {us} - {retention} FROM {table} WHERE key = %(key)s FOR SHARE
 """

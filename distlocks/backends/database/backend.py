@@ -80,8 +80,7 @@ class DatabaseBackend(ConnectedBackend):
             except NotAll:
                 pass
             except DatabaseError as error:
-                if session.in_callers_transaction or not self.dialect.is_busy(error):
-                    raise
+                self._raise_unless_busy(session, error)
                 answers = [BUSY]
         last = answers[-1]
         if isinstance(last, Held):
@@ -114,9 +113,14 @@ class DatabaseBackend(ConnectedBackend):
         try:
             return self.dialect.acquire(session, claim.key, request)
         except DatabaseError as error:
-            if session.in_callers_transaction or not self.dialect.is_busy(error):
-                raise
+            self._raise_unless_busy(session, error)
             return BUSY
+
+    def _raise_unless_busy(self, session: Session, error: DatabaseError) -> None:
+        """Raise an error that is more than a row in others' hands, or that broke the caller's
+        transaction."""
+        if session.in_callers_transaction or not self.dialect.is_busy(error):
+            raise error
 
     def _denial(self, session: Session, request: Request, claim: Claim, held: Held) -> Denial:
         holders = [held.holder] if held.holder else []
@@ -188,14 +192,10 @@ class DatabaseBackend(ConnectedBackend):
                 return freed
             # An earlier release may have got through although its answer was lost.
             return Freed(ours=self.dialect.is_freed(session, key, token))
-        ended: list[Freed] = []
-        self.dialect.all_or_none(
+        return self.dialect.all_or_none(
             session,
-            lambda: ended.append(
-                self.dialect.several.release(session, key, owner_id, token, min_hold_us)
-            ),
+            lambda: self.dialect.several.release(session, key, owner_id, token, min_hold_us),
         )
-        return ended[-1]
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         exclusive: list[Wanted] = []
@@ -237,8 +237,7 @@ class DatabaseBackend(ConnectedBackend):
         try:
             extended, busy = self._extend_latched(session, wanted, waiting=False)
         except DatabaseError as error:
-            if session.in_callers_transaction or not self.dialect.is_busy(error):
-                raise
+            self._raise_unless_busy(session, error)
             return set(), {(one.key, one.owner_id) for one in wanted}
         # A row that many latch is never free when looked at: wait for one's turn, but not for so
         # long that the answers for the others come late.
@@ -249,8 +248,7 @@ class DatabaseBackend(ConnectedBackend):
                 try:
                     done, _ = self._extend_latched(session, [one], waiting=True)
                 except DatabaseError as error:
-                    if session.in_callers_transaction or not self.dialect.is_busy(error):
-                        raise
+                    self._raise_unless_busy(session, error)
                     continue
                 extended |= done
                 busy -= {(one.key, one.owner_id)}
@@ -259,12 +257,10 @@ class DatabaseBackend(ConnectedBackend):
     def _extend_latched(
         self, session: Session, wanted: Sequence[Wanted], *, waiting: bool
     ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        answers: list[tuple[set[tuple[str, str]], set[tuple[str, str]]]] = []
         several = self.dialect.several
-        self.dialect.all_or_none(
-            session, lambda: answers.append(several.extend(session, wanted, waiting=waiting))
+        return self.dialect.all_or_none(
+            session, lambda: several.extend(session, wanted, waiting=waiting)
         )
-        return answers[-1]
 
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         def find(session: Session) -> list[Holder]:
@@ -282,12 +278,9 @@ class DatabaseBackend(ConnectedBackend):
             holder, awaited = self.dialect.force_release(session, full)
             held = [holder] if holder else []
             if not held:
-                answers: list[tuple[list[Holder], bool]] = []
-                self.dialect.all_or_none(
-                    session,
-                    lambda: answers.append(self.dialect.several.force_release(session, full)),
+                held, awaited = self.dialect.all_or_none(
+                    session, lambda: self.dialect.several.force_release(session, full)
                 )
-                held, awaited = answers[-1]
             if awaited:
                 self.dialect.announce(session, full)
             return held
@@ -327,11 +320,9 @@ class DatabaseBackend(ConnectedBackend):
         # the whole file.
         left_behind, any_ended = self.dialect.several.ended(session, after, batch.last_key)
         if any_ended and not dry_run:
-
-            def sweep_several() -> None:
-                left_behind[:] = self.dialect.several.sweep(session, after, batch.last_key)
-
-            self.dialect.all_or_none(session, sweep_several)
+            left_behind = self.dialect.all_or_none(
+                session, lambda: self.dialect.several.sweep(session, after, batch.last_key)
+            )
         return replace(batch, expired=[*batch.expired, *left_behind])
 
     def _public(self, holder: Holder) -> Holder:

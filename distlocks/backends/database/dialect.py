@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ...claims import EXCLUSIVE, MICROSECOND, Holder, Request, from_us
 from .channels import Channel, Row, Session
 
 if TYPE_CHECKING:
     from .several import Several
+
+T = TypeVar("T")
 
 # What a holder is read from, in this order, by every dialect.
 HOLDER_COLUMNS = (
@@ -146,10 +148,10 @@ class Dialect(ABC):
         """Whether the holder of this token has released the key, and nobody else has since freed
         or taken it."""
 
-    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
-        """Do `work` in one transaction."""
+    def all_or_none(self, session: Session, work: Callable[[], T]) -> T:
+        """Do `work` in one transaction, and return what it returns."""
         with session.transaction():
-            work()
+            return work()
 
     # Only where can_announce is True
 

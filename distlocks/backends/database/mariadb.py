@@ -188,12 +188,9 @@ class MariaDB(Dialect):
     def several(self) -> SqlSeveral:
         return SqlSeveral(self.table, self.holders_table, US, SPELLING)
 
-    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
-        def begin_and_work() -> None:
-            with session.transaction():
-                work()
-
-        _persistently(session, begin_and_work)
+    def all_or_none(self, session: Session, work: Callable[[], T]) -> T:
+        once = super().all_or_none
+        return _persistently(session, lambda: once(session, work))
 
     def channel(self) -> OwnConnection:
         return OwnConnection(

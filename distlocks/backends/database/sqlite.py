@@ -274,12 +274,9 @@ class SQLite(Dialect):
         params = {"key": key, "token": token}
         return bool(_persistently(session, lambda: session.execute(self._is_freed, params)))
 
-    def all_or_none(self, session: Session, work: Callable[[], None]) -> None:
-        def begin_and_work() -> None:
-            with session.transaction():
-                work()
-
-        _persistently(session, begin_and_work, patience=ROW_WAIT)
+    def all_or_none(self, session: Session, work: Callable[[], T]) -> T:
+        once = super().all_or_none
+        return _persistently(session, lambda: once(session, work), patience=ROW_WAIT)
 
     def is_busy(self, error: object) -> bool:
         return is_busy(error)
