@@ -129,6 +129,11 @@ class Request:
     thread: str = ""
     label: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # Will the asker wait if it is denied? A store with a queue gives it a place at once, and
+    # takes the place away from who is not going to wait any more.
+    waits: bool = False
+    # When it began to ask, on the lease clock.
+    asked_at: float = 0.0
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -157,6 +162,8 @@ class Grant:
     in_transaction: bool = False
     # That transaction is the one that a TestCase wraps around a test.
     in_testcase: bool = False
+    # Whose leases were found past their expiry on the way, never released.
+    expired: tuple[Holder, ...] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -227,6 +234,24 @@ class Holder:
         return f"{self.key!r} is {how} by {who}{label} since {since}, {rest} unless extended"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiter:
+    """Who waits for a key, as the store knows it."""
+
+    # As its user wrote it; as its store knows it inside of a backend.
+    key: Key
+    owner_id: str
+    # When it began to wait, by the store's clock.
+    since: datetime
+    # How it wants the key.
+    mode: str = EXCLUSIVE
+    host: str = ""
+    pid: int = 0
+    thread: str = ""
+    label: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Denial:
     """The answer to a request that was not granted: which key is taken, and by whom."""
@@ -239,6 +264,8 @@ class Denial:
     holders: tuple[Holder, ...] = ()
     # Whose request it was, if it would starve without a reservation: see Refusal.
     starves: str = ""
+    # As whom the asker stands in the store's queue: its owner id.
+    queued: str = ""
     # What the store's record of the key was at; None if the claim was exclusive, and only the
     # key's becoming free can help.
     version: int | None = None

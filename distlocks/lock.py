@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -292,6 +293,7 @@ class _Acquisition:
         self.ttl = ttl if options.max_hold is None else min(ttl, options.max_hold)
         prefix = self.backend.prefix
         self.names = keys
+        self.started = lease_now()
         self.request = Request(
             claims=self.backend.checked(
                 claims_on(
@@ -306,8 +308,9 @@ class _Acquisition:
             thread=unit_name(),
             label=options.label,
             metadata=options.metadata,
+            waits=self.timeout != 0,
+            asked_at=self.started,
         )
-        self.started = lease_now()
         self.give_up = float("inf") if self.timeout is None else self.started + self.timeout
         self.sent = self.started
         self.attempt = 0
@@ -322,8 +325,7 @@ class _Acquisition:
             renewer.settle_releases()
         try:
             while True:
-                self.sent = lease_now()
-                answer = self.backend.try_acquire(self.request)
+                answer = self.backend.try_acquire(self._asked())
                 if isinstance(answer, Grant):
                     return self._lease(answer)
                 self.backend.wait(answer, self._until(answer), self.attempt)
@@ -338,8 +340,7 @@ class _Acquisition:
             await offload(renewer.settle_releases)
         try:
             while True:
-                self.sent = lease_now()
-                answer = await self.backend.atry_acquire(self.request)
+                answer = await self.backend.atry_acquire(self._asked())
                 if isinstance(answer, Grant):
                     return self._lease(answer)
                 await self.backend.await_(answer, self._until(answer), self.attempt)
@@ -349,10 +350,19 @@ class _Acquisition:
             self._leave_nothing_behind(error)
             raise
 
+    def _asked(self) -> Request:
+        """The request, about to be sent."""
+        self.sent = lease_now()
+        if self.attempt and self.sent >= self.give_up:
+            # The last try: the place in the queue is for the next.
+            self.request = replace(self.request, waits=False)
+        return self.request
+
     def _until(self, denial: Denial) -> float:
         """Until when to wait before the next try; LockTimeout if there is to be none."""
         now = lease_now()
-        if now >= self.give_up or not denial.can_wait:
+        # Who stands in a queue leaves it with a last try.
+        if (now >= self.give_up and not denial.queued) or not denial.can_wait:
             raise self._timed_out(denial, now)
         self.attempt += 1
         return wake_at(now, self.give_up, denial.remaining)
@@ -385,6 +395,14 @@ class _Acquisition:
                 waited=lease.waited,
                 label=options.label,
             )
+            if grant.expired:
+                recorder.send(
+                    signals.locks_expired,
+                    type(self.backend),
+                    alias=self.backend.alias,
+                    keys=tuple(holder.key for holder in grant.expired),
+                    holders=grant.expired,
+                )
         except BaseException:
             lease.drop()
             raise

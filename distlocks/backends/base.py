@@ -18,6 +18,7 @@ from ..claims import (
     Holder,
     Request,
     Swept,
+    Waiter,
 )
 from ..exceptions import NotSupported
 from ..keys import SEPARATOR, Key, key_of
@@ -49,6 +50,8 @@ class BaseBackend(ABC):
     supports_shared: ClassVar[bool] = False
     supports_permits: ClassVar[bool] = False
     supports_tree_keys: ClassVar[bool] = False
+    # Does it know who waits, and let those who came first go first?
+    supports_waiters: ClassVar[bool] = False
     # Does sweep() have anything to do, or does the store forget dead leases by itself?
     supports_sweep: ClassVar[bool] = False
     # Names allowed in OPTIONS.
@@ -103,6 +106,10 @@ class BaseBackend(ABC):
 
         The name of a tree key is its parts with keys.SEPARATOR between them.
         """
+
+    def waiters(self, key: str) -> list[Waiter]:
+        """Who waits for the key of this name, first come first."""
+        raise NotSupported(f"{type(self).__name__} does not know who waits.")
 
     @abstractmethod
     def force_release(self, key: str) -> list[Holder]:

@@ -20,6 +20,8 @@ class FakeClock(clock.Clock):
     unless `auto_advance` is False: then a wait lasts until another thread advances the clock.
     """
 
+    is_real = False
+
     def __init__(self, *, auto_advance: bool = True) -> None:
         self._changed = threading.Condition()
         # What the real clocks show, so that leases from before go on making sense.

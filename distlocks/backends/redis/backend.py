@@ -1,0 +1,491 @@
+"""The Redis backend: the verbs, each a script, and waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ... import clock
+from ...claims import (
+    MICROSECOND,
+    Claim,
+    Denial,
+    Extended,
+    Extension,
+    Grant,
+    Holder,
+    Request,
+    Swept,
+    Waiter,
+    to_us,
+)
+from ...conf import Params
+from ...keys import check_key
+from ...waiting import MAX_SLEEP, poll_delay
+from ..base import BaseBackend
+from ..offload import submit
+from .records import LETTER, holder, is_live, split, waiter, who
+from .scripts import script
+from .server import Servers
+from .settings import MAX_CONNECTIONS, NAMES, Settings
+from .wire import Reply, pack, packed
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+# So many claims are extended by one script: a longer one would keep others waiting.
+EXTENDED_AT_ONCE = 200
+# So many fields are looked at by one request.
+PAGE = 500
+# Seconds after which those next in a queue look again: the one before them may have died.
+LOOK_AGAIN = 2.5
+# Seconds for which a key stays reserved: see RESERVED in common.lua.
+RESERVED = 0.5
+# Seconds between two looks, at the longest, of who waits without a place in a queue.
+POLL_CAP = 0.25
+
+
+class RedisBackend(BaseBackend):
+    """Locks in Redis (6.2 or newer) or Valkey, by the clock of the server.
+
+    OPTIONS name the servers by `url`; by `sentinels`, a list of (host, port), with `service`; by
+    `cluster`, a list of (host, port) or a URL; or by `cache`, an alias of CACHES that is
+    django-redis' or Django's own, of which only server, password and TLS are used. `connection`
+    holds more arguments for redis-py, `db` the database's number (with `cache`: 15, or 14 if the
+    cache has that one), `namespace` what all names in Redis begin with, `max_connections` how many
+    connections a process may have.
+
+    Who waits is served first come, first served, and sends next to nothing meanwhile.
+
+    A server that restarts, fails over, is flushed or evicts locks cannot grant one twice: it is in
+    quarantine for MAX_TTL then, until all leases from before have ended (`incarnation_guard`,
+    `quarantine`). The exception is a primary that goes on beside its successor: for that, set
+    min-replicas-to-write on the servers and add their min-replicas-max-lag as `failover_lag`.
+    `min_replicas` makes a grant wait for so many replicas.
+    """
+
+    supports_wakeups: ClassVar[bool] = True
+    supports_shared: ClassVar[bool] = True
+    supports_permits: ClassVar[bool] = True
+    supports_tree_keys: ClassVar[bool] = True
+    supports_waiters: ClassVar[bool] = True
+    supports_sweep: ClassVar[bool] = True
+    option_names: ClassVar[tuple[str, ...]] = NAMES
+
+    def __init__(self, alias: str, params: Params) -> None:
+        super().__init__(alias, params)
+        self.settings = Settings(self)
+        self.place = self.settings.place()
+        self.servers = Servers(
+            self.place,
+            namespace=self.settings.namespace,
+            guard=self.settings.guard,
+            quarantine_us=to_us(self.settings.quarantine),
+            max_connections=(
+                self.settings.max_connections or self.place.max_connections or MAX_CONNECTIONS
+            ),
+            min_replicas=self.settings.min_replicas,
+            alias=alias,
+        )
+        self._acquire = script("acquire")
+        self._release = script("release")
+
+    # The verbs
+
+    def try_acquire(self, request: Request) -> Grant | Denial:
+        claims = request.claims
+        hash_name = self.servers.hash_name(claims[0].key)
+        if len(claims) == 1 or self._is_one_hash(claims, hash_name):
+            mailbox = self.servers.mailbox(hash_name) if request.waits else None
+            if mailbox is not None:
+                mailbox.forget(request.owner_id)
+            words, tail = self._wanted(request, claims, mailbox)
+            reply = self.servers.run(hash_name, self._acquire, words, tail)
+            return self._answer(request, claims, reply)
+        return self._try_in_parts(request)
+
+    async def atry_acquire(self, request: Request) -> Grant | Denial:
+        claims = request.claims
+        hash_name = self.servers.hash_name(claims[0].key)
+        if len(claims) == 1 or self._is_one_hash(claims, hash_name):
+            mailbox = self.servers.loop_mailbox(hash_name) if request.waits else None
+            if mailbox is not None:
+                mailbox.forget(request.owner_id)
+            words, tail = self._wanted(request, claims, mailbox)
+            reply = await self.servers.arun(hash_name, self._acquire, words, tail)
+            return self._answer(request, claims, reply)
+        return await self._atry_in_parts(request)
+
+    def _is_one_hash(self, claims: Sequence[Claim], hash_name: bytes) -> bool:
+        return all(self.servers.hash_name(claim.key) == hash_name for claim in claims)
+
+    def _wanted(self, request: Request, claims: Sequence[Claim], mailbox: Any) -> tuple[int, bytes]:
+        """The arguments of the acquire script, packed: how many, and what."""
+        waited = b""
+        if request.waits:
+            waited = b"%d" % max(to_us(clock.lease_now() - request.asked_at), 0)
+        words = [
+            mailbox.name if mailbox is not None else b"",
+            request.owner_id.encode(),
+            b"%d" % request.hold_us,
+            waited,
+            who(request),
+        ]
+        for key, mode, limit in claims:
+            words += (key.encode(), LETTER[mode], b"%d" % limit)
+        return len(words), packed(words)
+
+    def _answer(self, request: Request, claims: Sequence[Claim], reply: Reply) -> Grant | Denial:
+        expired: tuple[Holder, ...] = ()
+        if type(reply) is not bytes:
+            if reply[0] == b"D":
+                return self._denial(request, reply)
+            now = int(reply[0][1:17])
+            gone = [split(key, record) for key, record in reply[1]]
+            if len(reply) > 2:
+                gone += reply[2]
+            expired = tuple([self._public(fields, now) for fields in gone])
+            reply = reply[0]
+        if len(claims) == 1:
+            tokens: tuple[int, ...] = (int(reply[17:33]),)
+        else:
+            tokens = tuple([int(reply[at : at + 16]) for at in range(17, len(reply), 16)])
+        return Grant(
+            claims=tuple(claims),
+            owner_id=request.owner_id,
+            fencing_tokens=tokens,
+            acquired_us=int(reply[1:17]),
+            min_hold_us=request.min_hold_us,
+            expired=expired,
+        )
+
+    def _denial(self, request: Request, reply: Reply) -> Denial:
+        _, key, place, left, why, now, told, _ = reply
+        remaining = left / MICROSECOND
+        reason = ""
+        if why == b"Q":
+            reason = (
+                f"The Redis server's memory of locks is new (a restart, a failover, a flush or an "
+                f"eviction): it grants again in {remaining:.1f} s, when all leases from before "
+                f"have ended."
+            )
+            self._begin_all_quarantines()
+        elif why == b"B":
+            reason = "Others have waited for longer."
+        if place >= 2:
+            remaining = max(remaining, MAX_SLEEP)
+        elif place >= 0:
+            remaining = min(remaining + place * RESERVED, LOOK_AGAIN)
+        return Denial(
+            key=key.decode(),
+            remaining=remaining,
+            holders=tuple([self._public(fields, int(now)) for fields in told]),
+            queued=request.owner_id if place >= 0 else "",
+            reason=reason,
+        )
+
+    # Keys on several servers of a Cluster: taken one after the other, in the order in which
+    # everybody takes them, or given back.
+
+    def _parts(self, claims: Sequence[Claim]) -> list[tuple[Claim, ...]]:
+        by_hash: dict[bytes, list[Claim]] = {}
+        for claim in claims:
+            by_hash.setdefault(self.servers.hash_name(claim.key), []).append(claim)
+        return [tuple(by_hash[name]) for name in sorted(by_hash)]
+
+    def _try_in_parts(self, request: Request) -> Grant | Denial:
+        grants: list[Grant] = []
+        for claims in self._parts(request.claims):
+            answer = self.try_acquire(_part(request, claims))
+            if isinstance(answer, Denial):
+                # Also what is reserved for it further on, for the next who waits there.
+                others = [claim for claim in request.claims if claim not in claims]
+                self.abandon(_part(request, tuple(others)))
+                return answer
+            grants.append(answer)
+        return _whole(request, grants)
+
+    async def _atry_in_parts(self, request: Request) -> Grant | Denial:
+        grants: list[Grant] = []
+        for claims in self._parts(request.claims):
+            answer = await self.atry_acquire(_part(request, claims))
+            if isinstance(answer, Denial):
+                others = [claim for claim in request.claims if claim not in claims]
+                await self.aabandon(_part(request, tuple(others)))
+                return answer
+            grants.append(answer)
+        return _whole(request, grants)
+
+    # Release and extend
+
+    def abandon(self, request: Request) -> None:
+        for hash_name, words, tail, _ in self._ended(request.claims, request.owner_id, (), 0):
+            self.servers.run(hash_name, self._release, words, tail)
+
+    async def aabandon(self, request: Request) -> None:
+        for hash_name, words, tail, _ in self._ended(request.claims, request.owner_id, (), 0):
+            await self.servers.arun(hash_name, self._release, words, tail)
+
+    def release(self, grant: Grant) -> bool:
+        ours = True
+        for hash_name, words, tail, count in self._ended(
+            grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
+        ):
+            ours = self.servers.run(hash_name, self._release, words, tail) == count and ours
+        return ours
+
+    async def arelease(self, grant: Grant) -> bool:
+        ours = True
+        for hash_name, words, tail, count in self._ended(
+            grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
+        ):
+            reply = await self.servers.arun(hash_name, self._release, words, tail)
+            ours = reply == count and ours
+        return ours
+
+    def _ended(
+        self, claims: Sequence[Claim], owner_id: str, tokens: Sequence[int], min_hold_us: int
+    ) -> Iterator[tuple[bytes, int, bytes, int]]:
+        """Per hash, the arguments of the release script and how many claims are in them."""
+        head = (owner_id.encode(), b"%d" % min_hold_us)
+        if len(claims) == 1:
+            key, mode, _ = claims[0]
+            token = b"%d" % tokens[0] if tokens else b""
+            words = (*head, key.encode(), LETTER[mode], token)
+            yield self.servers.hash_name(key), 5, packed(words), 1
+            return
+        by_hash: dict[bytes, list[bytes]] = {}
+        for number, (key, mode, _) in enumerate(claims):
+            token = b"%d" % tokens[number] if tokens else b""
+            by_hash.setdefault(self.servers.hash_name(key), []).extend(
+                (key.encode(), LETTER[mode], token)
+            )
+        for hash_name, fields in by_hash.items():
+            yield hash_name, len(fields) + 2, packed((*head, *fields)), len(fields) // 3
+
+    def extend(self, extensions: Sequence[Extension]) -> Extended:
+        extended = Answers(extensions)
+        for hash_name, words, tail, owners in self._lasting(extensions):
+            extended.note(owners, self.servers.run(hash_name, script("extend"), words, tail))
+        return extended.result()
+
+    async def aextend(self, extensions: Sequence[Extension]) -> Extended:
+        extended = Answers(extensions)
+        for hash_name, words, tail, owners in self._lasting(extensions):
+            reply = await self.servers.arun(hash_name, script("extend"), words, tail)
+            extended.note(owners, reply)
+        return extended.result()
+
+    def _lasting(
+        self, extensions: Sequence[Extension]
+    ) -> Iterator[tuple[bytes, int, bytes, list[str]]]:
+        """Per hash and batch, the arguments of the extend script and whose claims they are."""
+        wanted: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
+        for extension in extensions:
+            grant = extension.grant
+            owner, ttl = grant.owner_id.encode(), b"%d" % extension.ttl_us
+            min_hold = b"%d" % grant.min_hold_us
+            for (key, mode, _), token in zip(grant.claims, grant.fencing_tokens, strict=True):
+                wanted.setdefault(self.servers.hash_name(key), []).append(
+                    (
+                        grant.owner_id,
+                        (key.encode(), owner, b"%d" % token, ttl, min_hold, LETTER[mode]),
+                    )
+                )
+        for hash_name, all_of_it in wanted.items():
+            for first in range(0, len(all_of_it), EXTENDED_AT_ONCE):
+                batch = all_of_it[first : first + EXTENDED_AT_ONCE]
+                words = [word for _, claim in batch for word in claim]
+                yield hash_name, len(words), packed(words), [owner for owner, _ in batch]
+
+    # Looking and clearing up
+
+    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
+        name = (self.prefix + prefix).encode()
+        found: list[Holder] = []
+        for hash_name in self.servers.hashes:
+            found += self._holders_in(hash_name, name)
+        found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
+        return found[:limit]
+
+    def _holders_in(self, hash_name: bytes, prefix: bytes) -> Iterator[Holder]:
+        cursor, several = b"0", []
+        seen: set[bytes] = set()
+        pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", prefix) + b"*"
+        while True:
+            seconds, us = self._asked(hash_name, pack(b"TIME"))
+            now = int(seconds) * MICROSECOND + int(us)
+            cursor, page = self._asked(
+                hash_name,
+                pack(b"HSCAN", hash_name, cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE),
+            )
+            for key, record in zip(page[::2], page[1::2], strict=True):
+                if key in seen or key[:1] == b"\x01":
+                    continue
+                seen.add(key)
+                if record[48:49] == b"S":
+                    several.append(key)
+                elif is_live(record, now):
+                    yield self._public(split(key, record), now)
+            if cursor == b"0":
+                break
+        if several:
+            now_, told, _ = self.servers.run(
+                hash_name, script("find"), len(several), packed(several)
+            )
+            for fields in told:
+                yield self._public(fields, int(now_))
+
+    def _asked(self, hash_name: bytes, request: bytes) -> Reply:
+        return self.servers.ask(hash_name, request)
+
+    def waiters(self, key: str) -> list[Waiter]:
+        name = (self.prefix + key).encode()
+        hash_name = self.servers.hash_name(self.prefix + key)
+        queue = self._asked(
+            hash_name, pack(b"ZRANGE", hash_name + b":q:" + name, b"0", b"-1", b"WITHSCORES")
+        )
+        details = self._asked(hash_name, pack(b"HGETALL", hash_name + b":w:" + name))
+        known = dict(zip(details[::2], details[1::2], strict=True))
+        seconds, us = self._asked(hash_name, pack(b"TIME"))
+        now = int(seconds) * MICROSECOND + int(us)
+        return [
+            waiter(self.public_key(self.prefix + key), owner, float(asked), known[owner])
+            for owner, asked in zip(queue[::2], queue[1::2], strict=True)
+            if owner in known and int(known[owner][:16]) >= now
+        ]
+
+    def force_release(self, key: str) -> list[Holder]:
+        name = self.prefix + key
+        now, held, _ = self.servers.run(
+            self.servers.hash_name(name), script("force"), 1, packed((name.encode(),))
+        )
+        return [self._public(fields, int(now)) for fields in held]
+
+    def sweep(
+        self, *, older_than: float, batch_size: int, dry_run: bool = False
+    ) -> Iterator[Swept]:
+        for hash_name in self.servers.hashes:
+            cursor = b"0"
+            while True:
+                words = (cursor, b"%d" % batch_size, b"1" if dry_run else b"0")
+                cursor, examined, deleted, now, expired = self.servers.run(
+                    hash_name, script("sweep"), len(words), packed(words)
+                )
+                if examined or expired or deleted:
+                    yield Swept(
+                        examined=examined,
+                        expired=tuple([self._public(fields, int(now)) for fields in expired]),
+                        deleted=deleted,
+                    )
+                if cursor == b"0":
+                    break
+
+    def _public(self, fields: Sequence[bytes], now: int) -> Holder:
+        found = holder(fields, now)
+        assert isinstance(found.key, str)
+        return replace(found, key=self.public_key(found.key))
+
+    # Quarantine
+
+    def quarantine(self, *, end: bool = False) -> float:
+        """Seconds until the servers grant again, 0 in ordinary times; with `end`, make it so.
+
+        Ending it is safe only if no process holds a lease from before.
+        """
+        words = packed((b"1" if end else b"0",))
+        left = [
+            self.servers.run(hash_name, script("quarantine"), 1, words)
+            for hash_name in self.servers.hashes
+        ]
+        return max(left) / MICROSECOND
+
+    def _begin_all_quarantines(self) -> None:
+        """What one part of a Cluster's memory has lost, others may have too: better find out now
+        than one after the other."""
+        if len(self.servers.hashes) > 1 and clock.lease_now() >= self._next_round:
+            self._next_round = clock.lease_now() + self.settings.quarantine / 2
+            submit(self.quarantine)
+
+    _next_round = 0.0
+
+    # Waiting
+
+    def wait(self, denial: Denial, until: float, attempt: int) -> None:
+        hash_name = self.servers.hash_name(denial.key)
+        if denial.queued:
+            self.servers.mailbox(hash_name).wait(denial.queued, until)
+        else:
+            clock.current().wait(threading.Event(), self._next_look(until, attempt))
+
+    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
+        hash_name = self.servers.hash_name(denial.key)
+        if denial.queued:
+            await self.servers.loop_mailbox(hash_name).wait(denial.queued, until)
+        else:
+            never = asyncio.get_running_loop().create_future()
+            await clock.current().wait_async(never, self._next_look(until, attempt))
+
+    @staticmethod
+    def _next_look(until: float, attempt: int) -> float:
+        return min(until, clock.lease_now() + poll_delay(attempt, cap=POLL_CAP))
+
+    # Housekeeping
+
+    def check(self) -> list[CheckMessage]:
+        from .checks import check_settings
+
+        return check_settings(self)
+
+    def check_store(self) -> list[CheckMessage]:
+        from .checks import check_servers
+
+        return check_servers(self)
+
+    def close(self) -> None:
+        self.servers.close()
+
+
+def _part(request: Request, claims: tuple[Claim, ...]) -> Request:
+    """Those claims of a request that one server has."""
+    return replace(request, claims=claims)
+
+
+def _whole(request: Request, grants: Sequence[Grant]) -> Grant:
+    """The grant of all claims, from those of the parts."""
+    tokens = {
+        claim.key: token
+        for grant in grants
+        for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True)
+    }
+    return replace(
+        grants[0],
+        claims=request.claims,
+        fencing_tokens=tuple(tokens[claim.key] for claim in request.claims),
+        acquired_us=min(grant.acquired_us for grant in grants),
+        expired=tuple(holder for grant in grants for holder in grant.expired),
+    )
+
+
+class Answers:
+    """What became of each grant of a batch, whose claims may be on several servers."""
+
+    def __init__(self, extensions: Sequence[Extension]) -> None:
+        self._worst = {extension.grant.owner_id: "1" for extension in extensions}
+
+    def note(self, owners: Sequence[str], reply: bytes) -> None:
+        """One answer for each claim: '1' extended, '0' lost, 'B' busy."""
+        for owner, answer in zip(owners, reply.decode(), strict=True):
+            if self._worst[owner] == "1" or answer == "0":
+                self._worst[owner] = answer
+
+    def result(self) -> Extended:
+        """A grant is lost with any of its claims, and extended with all of them."""
+        return Extended(
+            extended=frozenset(o for o, answer in self._worst.items() if answer == "1"),
+            lost=frozenset(o for o, answer in self._worst.items() if answer == "0"),
+        )

@@ -1,0 +1,302 @@
+"""Connections to the servers, kept open between requests, for threads and for event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ...exceptions import BackendUnavailable
+from .place import Address, Place
+from .scripts import Script
+from .wire import Incomplete, Reply, ReplyError, pack, packed, unpack
+
+if TYPE_CHECKING:
+    from redis.connection import Connection
+
+READ_SIZE = 65536
+# How a connection says by which server the bucket must have been written: see common.lua.
+RUN_UNCHECKED, RUN_ASKED_IN_SCRIPT = b"-", b""
+
+
+class Link:
+    """One connection. Speaks from one thread, or one task, at a time."""
+
+    __slots__ = ("_connection", "_heads", "_socket", "_timeout", "address", "generation", "run")
+
+    def __init__(self, connection: Connection, address: Address, timeout: float) -> None:
+        self._connection = connection
+        sock: Any = getattr(connection, "_sock", None)
+        self._socket: socket.socket = sock
+        self._timeout = timeout
+        self.block(True)
+        self._heads: dict[tuple[bytes, bytes, int], bytes] = {}
+        self.address = address
+        self.generation = 0
+        self.run = RUN_ASKED_IN_SCRIPT
+
+    def block(self, blocking: bool) -> None:
+        """Whether it is for ask(), or for aask()."""
+        self._socket.settimeout(self._timeout if blocking else 0)
+
+    # What is said
+
+    def head(self, script: Script, hash_name: bytes, words: int, longest: bytes) -> bytes:
+        """How a call of the script begins; `words` are to follow."""
+        key = (script.sha, hash_name, words)
+        head = self._heads.get(key)
+        if head is None:
+            first = (b"EVALSHA", script.sha, b"1", hash_name, self.run, longest)
+            head = b"*%d\r\n%b" % (words + len(first), packed(first))
+            self._heads[key] = head
+        return head
+
+    def identify(self, guard: str) -> None:
+        """Find out which server this is."""
+        if guard == "off":
+            self.run = RUN_UNCHECKED
+            return
+        info = self.ask(pack(b"INFO", b"server"))
+        if isinstance(info, ReplyError):
+            raise BackendUnavailable(
+                f"The Redis server refuses INFO ({info}), by which a restart or failover is "
+                f"noticed before it grants a lock twice. Permit it (ACL: +info), or do without "
+                f"the guard: 'incarnation_guard': 'off'."
+            )
+        if guard == "script":
+            return
+        client = self.ask(pack(b"CLIENT", b"INFO"))
+        if isinstance(client, bytes) and self._is_direct(client):
+            # This connection ends with the server process whose run id this is.
+            for line in info.splitlines():
+                if line.startswith(b"run_id:"):
+                    self.run = line.removeprefix(b"run_id:")
+
+    def _is_direct(self, client: bytes) -> bool:
+        """Whether the server sees this very socket at the other end: no proxy between, which
+        might send the next request to another server."""
+        if self._socket.family == getattr(socket, "AF_UNIX", None):
+            return True
+        host, port = self._socket.getsockname()[:2]
+        if ":" in host:
+            host = f"[{host}]"
+        return f" addr={host}:{port} ".encode() in client
+
+    # Saying it
+
+    def ask(self, request: bytes, patience: float | None = None) -> Reply:
+        """The reply to a request, within `patience` seconds more than usual."""
+        sock = self._socket
+        if patience is not None:
+            sock.settimeout(self._timeout + patience)
+        sock.sendall(request)
+        data = sock.recv(READ_SIZE)
+        # A short status is what nearly always comes.
+        if data[:1] == b"+" and data[-2:] == b"\r\n":
+            return data[1:-2]
+        reply = self._read(data)
+        if patience is not None:
+            sock.settimeout(self._timeout)
+        return reply
+
+    def ask_all(self, requests: bytes, count: int) -> list[Reply]:
+        """The replies to several requests sent at once."""
+        self._socket.sendall(requests)
+        data, replies = bytearray(), []
+        while len(replies) < count:
+            try:
+                reply, end = unpack(data)
+                replies.append(reply)
+                del data[:end]
+            except Incomplete:
+                data += self._more()
+        return replies
+
+    def _read(self, data: bytes) -> Reply:
+        while True:
+            if not data:
+                raise ConnectionResetError("the server has closed the connection")
+            try:
+                return unpack(data)[0]
+            except Incomplete:
+                data += self._more()
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(READ_SIZE)
+        if not data:
+            raise ConnectionResetError("the server has closed the connection")
+        return data
+
+    async def aask(self, request: bytes, patience: float = 0) -> Reply:
+        """See ask(): on an event loop, over a link that does not block."""
+        async with asyncio.timeout(self._timeout + patience):
+            view = memoryview(request)
+            while view:
+                try:
+                    view = view[self._socket.send(view) :]
+                except (BlockingIOError, ssl.SSLWantWriteError):
+                    await self._ready(writing=True)
+                except ssl.SSLWantReadError:
+                    await self._ready()
+            data = b""
+            while True:
+                try:
+                    more = self._socket.recv(READ_SIZE)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    await self._ready()
+                    continue
+                except ssl.SSLWantWriteError:
+                    await self._ready(writing=True)
+                    continue
+                if not more:
+                    raise ConnectionResetError("the server has closed the connection")
+                data += more
+                with suppress(Incomplete):
+                    return unpack(data)[0]
+
+    async def _ready(self, *, writing: bool = False) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        add, remove = (
+            (loop.add_writer, loop.remove_writer)
+            if writing
+            else (loop.add_reader, loop.remove_reader)
+        )
+        add(self._socket.fileno(), lambda: future.done() or future.set_result(None))
+        try:
+            await future
+        finally:
+            remove(self._socket.fileno())
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._socket.settimeout(self._timeout)
+            self._connection.disconnect()
+
+
+class Links:
+    """The open connections of one backend in this process: some in use, the others at hand."""
+
+    def __init__(self, place: Place, guard: str, limit: int, alias: str) -> None:
+        self._place = place
+        self._guard = guard
+        self._limit = limit
+        self._alias = alias
+        # By blocking or not, and by address.
+        self._idle: dict[bool, dict[Address, deque[Link]]] = {True: {}, False: {}}
+        self._freed = threading.Condition()
+        self._open = 0
+        self._generation = 0
+
+    def idle(self, address: Address, *, blocking: bool = True) -> deque[Link]:
+        """Those at hand: pop one, and give it back."""
+        links = self._idle[blocking].get(address)
+        if links is None:
+            links = self._idle[blocking].setdefault(address, deque())
+        return links
+
+    def take(self, address: Address, *, blocking: bool = True) -> Link:
+        """One at hand, or a new one; BackendUnavailable if there may be no more."""
+        try:
+            return self.idle(address, blocking=blocking).pop()
+        except IndexError:
+            return self.open(address, blocking=blocking)
+
+    def open(self, address: Address, *, blocking: bool = True) -> Link:
+        """A new one, or one that is given back meanwhile."""
+        give_up = time.monotonic() + self._place.timeout
+        with self._freed:
+            while self._open >= self._limit:
+                idle = self.idle(address, blocking=blocking)
+                if idle:
+                    return idle.pop()
+                if self._close_an_idle_one():
+                    continue
+                if not self._freed.wait(give_up - time.monotonic()):
+                    raise _not_done(
+                        BackendUnavailable(
+                            f"All {self._limit} connections of the lock backend {self._alias!r} "
+                            f"are in use: raise 'max_connections' in its OPTIONS."
+                        )
+                    )
+            self._open += 1
+            generation = self._generation
+        try:
+            link = self._connect(address, blocking)
+        except BaseException:
+            self._forget_one()
+            raise
+        link.generation = generation
+        return link
+
+    def _connect(self, address: Address, blocking: bool) -> Link:
+        connection = self._place.connect(address)
+        link = Link(connection, address, self._place.timeout)
+        try:
+            link.identify(self._guard)
+        except BaseException as error:
+            link.close()
+            if isinstance(error, BackendUnavailable):
+                _not_done(error)
+            raise
+        link.block(blocking)
+        return link
+
+    def _close_an_idle_one(self) -> bool:
+        for by_address in self._idle.values():
+            for links in by_address.values():
+                with suppress(IndexError):
+                    links.popleft().close()
+                    self._open -= 1
+                    return True
+        return False
+
+    def give(self, link: Link, *, blocking: bool = True) -> None:
+        """Put it at hand for the next."""
+        if link.generation != self._generation:
+            link.close()
+            return
+        self.idle(link.address, blocking=blocking).append(link)
+        if self._open >= self._limit:
+            with self._freed:
+                self._freed.notify()
+
+    def drop(self, link: Link) -> None:
+        """It is broken, or its next reply would be that of an older request."""
+        link.close()
+        if link.generation == self._generation:
+            self._forget_one()
+
+    def drop_idle(self, address: Address) -> None:
+        """The server there has gone, or is no longer the right one."""
+        for by_address in self._idle.values():
+            links = by_address.get(address, ())
+            while links:
+                with suppress(IndexError):
+                    self.drop(links.pop())  # type: ignore[union-attr]
+
+    def _forget_one(self) -> None:
+        with self._freed:
+            self._open -= 1
+            self._freed.notify()
+
+    def close(self) -> None:
+        """Close them all; those in use, when they are given back."""
+        with self._freed:
+            idle, self._idle = self._idle, {True: {}, False: {}}
+            self._generation += 1
+            self._open = 0
+        for by_address in idle.values():
+            for links in by_address.values():
+                for link in links:
+                    link.close()
+
+
+def _not_done(error: BackendUnavailable) -> BackendUnavailable:
+    error.in_doubt = False
+    return error

@@ -1,0 +1,36 @@
+"""The Lua scripts, each as one text with the digest that Redis knows it by."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+# What each is made of: what nearly every call needs comes before what few do.
+_PARTS = {
+    "acquire": ("common", "acquire", "claims", "acquire_rest"),
+    "release": ("common", "release", "claims", "release_rest"),
+    "extend": ("common", "extend"),
+    "force": ("common", "claims", "force"),
+    "find": ("common", "claims", "find"),
+    "sweep": ("common", "claims", "sweep"),
+    "quarantine": ("common", "quarantine"),
+}
+
+
+class Script(NamedTuple):
+    """A script: its name, its text, and its SHA-1 in hexadecimal."""
+
+    name: str
+    text: bytes
+    sha: bytes
+
+
+@cache
+def script(name: str) -> Script:
+    """The script of this name."""
+    folder = files(__name__)
+    text = "".join(folder.joinpath(f"{part}.lua").read_text("utf-8") for part in _PARTS[name])
+    encoded = text.encode()
+    return Script(name, encoded, hashlib.sha1(encoded, usedforsecurity=False).hexdigest().encode())

@@ -1,0 +1,54 @@
+-- Stands before every other script. All of a bucket's locks live in one hash, KEYS[1], with the
+-- record by which its loss is noticed; nothing beside it decides who has a lock.
+--
+-- Fields of the hash: "\1r" the run id of the server that vouches for it, "\1y" until when it is in
+-- quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue; and per key a record:
+--   digits 1-16 expiry, 17-32 fencing token, 33-48 when acquired (all in µs), then the state:
+--   E held exclusively, R reserved for the first who waited, C cooling down, F freed,
+--   S several claims: then a letter for their mode, and their number; digits 1-16 are the latest
+--     expiry among them. They are members of "<hash>:s:<key>" by expiry, with details in
+--     "<hash>:i:<key>": digits 1-16 fencing token, 17-32 when acquired, then E, R or C.
+--   After E, R, C, F: the owner id, a newline, who it is.
+-- Modes: E exclusive, S shared, P permit, I intention.
+-- The queue of a key is "<hash>:q:<key>" by time of asking, with details in "<hash>:w:<key>":
+--   digits 1-16 until when the waiter counts as alive, the mode, 5 digits of limit, the mailbox, a
+--   newline, who it is.
+local H = KEYS[1]
+-- A waiter must confirm within so many µs that it takes what was reserved for it.
+local RESERVED = 500000
+-- Ended claims are remembered for so long, so that a release sent twice finds its first.
+local REMEMBERED = 10000000
+-- Those next in the queue look after each other more often than those further back.
+local ALIVE_NEXT, ALIVE = 5500000, 10500000
+local NOBODY = '0000000000000000'
+
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local now_s = string.format('%.0f', now)
+
+local function digits(number)
+  return string.format('%016.0f', number)
+end
+
+-- µs until the bucket may be used again for grants and extensions, 0 in ordinary times. A server
+-- that has not written the bucket itself may have lost grants: nothing is granted until the last
+-- of them has ended.
+local function quarantined(known, ready)
+  local run, longest = ARGV[1], tonumber(ARGV[2])
+  if run == '-' then return 0 end
+  if run == '' then run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
+  if known ~= run then
+    redis.call('HSET', H, '\1r', run, '\1y', digits(now + longest))
+    return longest
+  end
+  if not ready then return 0 end
+  local left = tonumber(ready) - now
+  if left > longest then
+    -- The server's clock has been set back.
+    left = longest
+    redis.call('HSET', H, '\1y', digits(now + left))
+  end
+  if left > 0 then return left end
+  redis.call('HDEL', H, '\1y')
+  return 0
+end
