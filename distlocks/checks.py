@@ -18,6 +18,7 @@ def register_all() -> None:
     """Register the checks with Django."""
     register(check_settings, "distlocks")
     register(check_stores, Tags.database)
+    register(check_servers, "distlocks", deploy=True)
 
 
 def check_settings(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
@@ -51,6 +52,18 @@ def check_stores(
             guarded |= {*backend.params.guard_databases} & {*(databases or ())}
     for database in sorted(guarded):
         messages += check_guard_table(database)
+    return messages
+
+
+def check_servers(app_configs: Sequence[Any] | None = None, **kwargs: Any) -> list[CheckMessage]:
+    """What the stores lack that are no databases: asked by `check --deploy`."""
+    messages: list[CheckMessage] = []
+    if any(conf.faults()):
+        return messages
+    for alias in locks:
+        backend = _backend(alias, [])
+        if backend is not None and not hasattr(backend, "using"):
+            messages += backend.check_store()
     return messages
 
 

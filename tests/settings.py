@@ -111,3 +111,48 @@ if RUN_FOLDER and MARIADB_URL:
         "BACKEND": "distlocks.backends.database.DatabaseBackend",
         "OPTIONS": {"using": "mariadb", "dialect": "portable"},
     }
+
+# Where each kind of Redis is, once it runs: those that not every test needs are started later.
+REDIS_BACKEND = "distlocks.backends.redis.RedisBackend"
+REDIS_URL = os.environ.get("DISTLOCKS_TEST_REDIS_URL")
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+
+def redis_stores() -> dict[str, dict[str, object]]:
+    """The aliases on the Redis servers that the environment names."""
+    found: dict[str, dict[str, object]] = {}
+    if url := os.environ.get("DISTLOCKS_TEST_REDIS_URL"):
+        found["redis"] = {"url": url, "db": 1}
+        found["redis_cache"] = {"cache": "django_redis", "db": 2}
+        found["redis_django"] = {"cache": "django"}
+    if url := os.environ.get("DISTLOCKS_TEST_VALKEY_URL"):
+        found["valkey"] = {"url": url, "db": 1}
+    if addresses := os.environ.get("DISTLOCKS_TEST_SENTINELS"):
+        service, _, sentinels = addresses.partition("@")
+        found["redis_sentinel"] = {"sentinels": _addresses(sentinels), "service": service}
+    if addresses := os.environ.get("DISTLOCKS_TEST_CLUSTER"):
+        found["redis_cluster"] = {"cluster": _addresses(addresses)}
+    # A run may share its server with others.
+    return {
+        alias: {"BACKEND": REDIS_BACKEND, "OPTIONS": {**options, "namespace": _name or "test"}}
+        for alias, options in found.items()
+    }
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    pairs = [address.rpartition(":") for address in text.split(",")]
+    return [(host, int(port)) for host, _, port in pairs]
+
+
+if RUN_FOLDER and REDIS_URL:
+    CACHES["django_redis"] = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"{REDIS_URL.rstrip('/0')}/3",
+        "OPTIONS": {"CONNECTION_POOL_KWARGS": {"decode_responses": True}},
+    }
+    CACHES["django"] = {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": f"{REDIS_URL.rstrip('/0')}/4",
+    }
+if RUN_FOLDER:
+    DISTLOCKS |= redis_stores()

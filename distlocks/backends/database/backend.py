@@ -62,7 +62,12 @@ class DatabaseBackend(ConnectedBackend):
     # The verbs
 
     def try_acquire(self, request: Request) -> Grant | Denial:
-        return self._run(lambda session: self._acquire(session, request))
+        answer = self._run(lambda session: self._acquire(session, request))
+        if isinstance(answer, Grant):
+            self._sleepers.done(request, granted=True)
+        elif self._sleepers.denied(request, answer):
+            return replace(answer, queued=request.owner_id)
+        return answer
 
     def _acquire(self, session: Session, request: Request) -> Grant | Denial:
         answers: list[Taken | Held] = []
@@ -88,7 +93,7 @@ class DatabaseBackend(ConnectedBackend):
         taken = [answer for answer in answers if isinstance(answer, Taken)]
         for claim, one in zip(request.claims, taken, strict=True):
             if one.awaited:
-                self.dialect.announce(session, claim.key)
+                self._sleepers.announce(session, claim.key)
                 self._sleepers.wake(claim.key)
         return Grant(
             claims=request.claims,
@@ -158,6 +163,7 @@ class DatabaseBackend(ConnectedBackend):
                 self._end(session, claim, grant.owner_id, token, grant.min_hold_us)
 
     def abandon(self, request: Request) -> None:
+        self._sleepers.done(request, granted=False)
         for claim in request.claims:
             self._free(claim, request.owner_id, None, 0)
 
@@ -171,16 +177,16 @@ class DatabaseBackend(ConnectedBackend):
         return all(ours)
 
     def _free(self, claim: Claim, owner_id: str, token: int | None, min_hold_us: int) -> bool:
-        def free(session: Session) -> bool:
+        def free(session: Session) -> Freed:
             freed = self._end(session, claim, owner_id, token, min_hold_us)
             if freed.awaited:
                 # A statement of its own: notifying in the one that commits serialises commits.
-                self.dialect.announce(session, claim.key)
-            return freed.ours
+                self._sleepers.announce(session, claim.key)
+            return freed
 
-        ours = self._when_not_busy(lambda: self._run(free))
-        self._sleepers.wake(claim.key)
-        return ours
+        freed = self._when_not_busy(lambda: self._run(free))
+        self._sleepers.wake(claim.key, marked=freed.awaited)
+        return freed.ours
 
     def _end(
         self, session: Session, claim: Claim, owner_id: str, token: int | None, min_hold_us: int
@@ -282,7 +288,7 @@ class DatabaseBackend(ConnectedBackend):
                     session, lambda: self.dialect.several.force_release(session, full)
                 )
             if awaited:
-                self.dialect.announce(session, full)
+                self._sleepers.announce(session, full)
             return held
 
         held = self._when_not_busy(lambda: self._run(free))

@@ -5,21 +5,27 @@ from __future__ import annotations
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.module_loading import import_string
 
 from ... import clock
-from ...conf import InvalidSetting, Params
+from ...conf import InvalidSetting, Params, aliases
+from ...conf import params as conf_params
 from ...exceptions import BackendUnavailable
 from ..base import BaseBackend
 from .channels import Channel, Session, error_code, unavailable
 from .dialect import Dialect
 from .sleepers import Sleepers
+
+if TYPE_CHECKING:
+    from ..redis import RedisBackend
+    from ..redis.turns import Turns
 
 T = TypeVar("T")
 
@@ -34,7 +40,7 @@ ROW_BUSY_PATIENCE = 5.0
 class ConnectedBackend(BaseBackend):
     """A backend whose verbs are pieces of work for a session with a database."""
 
-    option_names: ClassVar[tuple[str, ...]] = ("using", "dialect", "listen")
+    option_names: ClassVar[tuple[str, ...]] = ("using", "dialect", "listen", "wakeup")
 
     def __init__(self, alias: str, params: Params) -> None:
         super().__init__(alias, params)
@@ -112,7 +118,38 @@ class ConnectedBackend(BaseBackend):
     @cached_property
     def _sleepers(self) -> Sleepers:
         listen = self.options.get("listen", True)
-        return Sleepers(self.dialect, self._run, self._channel, listen=listen)
+        return Sleepers(self.dialect, self._run, self._channel, listen=listen, turns=self._turns())
+
+    def _turns(self) -> Turns | None:
+        alias = self.options.get("wakeup")
+        if alias is None:
+            return None
+        from ..redis.turns import Turns
+
+        return Turns(self._redis_backend(alias))
+
+    def _redis_backend(self, alias: Any) -> RedisBackend:
+        """The Redis backend of this alias of DISTLOCKS; InvalidSetting if it is none."""
+        from ..redis import RedisBackend
+
+        where = f"DISTLOCKS[{self.alias!r}]['OPTIONS']['wakeup'] = {alias!r}"
+        found = aliases().get(alias)
+        path = found.get("BACKEND", "") if isinstance(found, Mapping) else ""
+        if not path:
+            raise InvalidSetting(
+                22,
+                f"{where} is no alias of DISTLOCKS with a BACKEND.",
+                "Name the alias of a Redis backend: who waits is woken through its servers.",
+            )
+        backend = import_string(path)
+        if not issubclass(backend, RedisBackend):
+            raise InvalidSetting(
+                22,
+                f"{where} is a {backend.__name__}, which cannot wake others.",
+                "Name the alias of a Redis backend.",
+            )
+        redis: RedisBackend = backend(alias, conf_params(alias))
+        return redis
 
     # Where a statement runs
 

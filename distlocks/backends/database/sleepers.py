@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ... import clock
-from ...claims import Denial
+from ...claims import Denial, Request
 from ...exceptions import BackendUnavailable
 from ...waiting import poll_delay
 from ..offload import offload
@@ -16,12 +16,15 @@ from .channels import Channel, OwnConnection, Session
 from .dialect import Dialect
 
 if TYPE_CHECKING:
+    from ..redis.turns import Turns
     from .listener import Listener
 
 # Seconds between two looks at a held key, at the longest: a look costs next to nothing on a
 # database in a local file.
 POLL_CAP_LOCAL = 0.025
 POLL_CAP = 0.25
+# Seconds after which who polls because Redis is lost asks for it again.
+UNTOLD = 1.0
 
 
 class Run(Protocol):
@@ -38,11 +41,21 @@ class Sleepers:
     look at the row now and then. In either case, a release in the same process wakes them at once.
     """
 
-    def __init__(self, dialect: Dialect, run: Run, channel: Channel, *, listen: bool) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        run: Run,
+        channel: Channel,
+        *,
+        listen: bool,
+        turns: Turns | None = None,
+    ) -> None:
         self._dialect = dialect
         self._run = run
         self._channel = channel
         self._listen = listen
+        # Where a queue in Redis says whose turn it is.
+        self._turns = turns
         self.wakeups = Wakeups()
 
     def __bool__(self) -> bool:
@@ -50,6 +63,11 @@ class Sleepers:
 
     def sleep(self, denial: Denial, until: float, attempt: int) -> None:
         """Block until trying again makes sense, at the latest until `until` on the lease clock."""
+        if self._turns is not None and denial.queued:
+            if self._turns.wait(denial, until, lambda: self._is_denied(denial)):
+                return
+            # What others announce meanwhile, they may announce in Redis.
+            until = min(until, clock.lease_now() + UNTOLD)
         with self.wakeups.ticket(denial.key) as ticket:
             while True:
                 # Asked each time: announcements may have come to be heard.
@@ -66,6 +84,10 @@ class Sleepers:
 
     async def asleep(self, denial: Denial, until: float, attempt: int) -> None:
         """See sleep()."""
+        if self._turns is not None and denial.queued:
+            if await self._turns.await_(denial, until, lambda: self._is_denied(denial)):
+                return
+            until = min(until, clock.lease_now() + UNTOLD)
         with self.wakeups.ticket(denial.key) as ticket:
             while True:
                 listener = self._hearing_listener()
@@ -83,12 +105,37 @@ class Sleepers:
                 if not await offload(lambda: self._still_denied(denial)):
                     return
 
-    def wake(self, key: str) -> None:
-        """Wake those of this process who sleep beside `key`."""
+    def announce(self, session: Session, key: str) -> None:
+        """Tell other processes that the key has been freed, by the database."""
+        if self._turns is None:
+            self._dialect.announce(session, key)
+
+    def wake(self, key: str, *, marked: bool = True) -> None:
+        """The key has been freed: wake who sleeps beside it in this process; where there is a
+        queue, who comes first of all. `marked`: somebody may have left word."""
         self.wakeups.wake(key)
+        if self._turns is not None and (marked or not self._dialect.can_announce):
+            self._turns.call(key)
+
+    def denied(self, request: Request, denial: Denial) -> bool:
+        """Take note of who is going to wait; whether there is a queue for it."""
+        if self._turns is None:
+            return False
+        if request.waits and denial.can_wait:
+            self._turns.denied(request, denial.key)
+            return True
+        self._turns.done(request, granted=False)
+        return False
+
+    def done(self, request: Request, *, granted: bool) -> None:
+        """The request does not wait any more."""
+        if self._turns is not None:
+            self._turns.done(request, granted=granted)
 
     def close(self) -> None:
         """Stop listening, until somebody sleeps again."""
+        if self._turns is not None:
+            self._turns.close()
         if "_listener" in self.__dict__ and self._listener is not None:
             self._listener.close()
 
@@ -103,6 +150,10 @@ class Sleepers:
             if not self._dialect.is_busy(error.__cause__):
                 raise
             return False
+
+    def _is_denied(self, denial: Denial) -> bool:
+        """Look once more, leaving word where that can be done."""
+        return self._mark(denial) if self._dialect.can_announce else self._still_denied(denial)
 
     def _still_denied(self, denial: Denial) -> bool:
         """False if it is better to try again than to look on."""
@@ -127,7 +178,7 @@ class Sleepers:
 
     @cached_property
     def _listener(self) -> Listener | None:
-        if not (self._listen and self._dialect.can_announce):
+        if not (self._listen and self._dialect.can_announce) or self._turns is not None:
             return None
         assert isinstance(self._channel, OwnConnection)
         from .listener import Listener

@@ -402,7 +402,7 @@ class RedisBackend(BaseBackend):
             self.servers.run(hash_name, script("quarantine"), 1, words)
             for hash_name in self.servers.hashes
         ]
-        return max(left) / MICROSECOND
+        return float(max(left)) / MICROSECOND
 
     def _begin_all_quarantines(self) -> None:
         """What one part of a Cluster's memory has lost, others may have too: better find out now

@@ -9,15 +9,13 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from ...exceptions import BackendUnavailable
 from .place import Address, Place
 from .scripts import Script
 from .wire import Incomplete, Reply, ReplyError, pack, packed, unpack
-
-if TYPE_CHECKING:
-    from redis.connection import Connection
 
 READ_SIZE = 65536
 # How a connection says by which server the bucket must have been written: see common.lua.
@@ -29,10 +27,9 @@ class Link:
 
     __slots__ = ("_connection", "_heads", "_socket", "_timeout", "address", "generation", "run")
 
-    def __init__(self, connection: Connection, address: Address, timeout: float) -> None:
+    def __init__(self, connection: Any, address: Address, timeout: float) -> None:
         self._connection = connection
-        sock: Any = getattr(connection, "_sock", None)
-        self._socket: socket.socket = sock
+        self._socket: socket.socket = connection._sock
         self._timeout = timeout
         self.block(True)
         self._heads: dict[tuple[bytes, bytes, int], bytes] = {}
@@ -107,7 +104,8 @@ class Link:
     def ask_all(self, requests: bytes, count: int) -> list[Reply]:
         """The replies to several requests sent at once."""
         self._socket.sendall(requests)
-        data, replies = bytearray(), []
+        data = bytearray()
+        replies: list[Reply] = []
         while len(replies) < count:
             try:
                 reply, end = unpack(data)
@@ -167,7 +165,7 @@ class Link:
             if writing
             else (loop.add_reader, loop.remove_reader)
         )
-        add(self._socket.fileno(), lambda: future.done() or future.set_result(None))
+        add(self._socket.fileno(), partial(_resolve, future))
         try:
             await future
         finally:
@@ -185,7 +183,7 @@ class Links:
     def __init__(self, place: Place, guard: str, limit: int, alias: str) -> None:
         self._place = place
         self._guard = guard
-        self._limit = limit
+        self.limit = limit
         self._alias = alias
         # By blocking or not, and by address.
         self._idle: dict[bool, dict[Address, deque[Link]]] = {True: {}, False: {}}
@@ -211,7 +209,7 @@ class Links:
         """A new one, or one that is given back meanwhile."""
         give_up = time.monotonic() + self._place.timeout
         with self._freed:
-            while self._open >= self._limit:
+            while self._open >= self.limit:
                 idle = self.idle(address, blocking=blocking)
                 if idle:
                     return idle.pop()
@@ -220,7 +218,7 @@ class Links:
                 if not self._freed.wait(give_up - time.monotonic()):
                     raise _not_done(
                         BackendUnavailable(
-                            f"All {self._limit} connections of the lock backend {self._alias!r} "
+                            f"All {self.limit} connections of the lock backend {self._alias!r} "
                             f"are in use: raise 'max_connections' in its OPTIONS."
                         )
                     )
@@ -262,7 +260,7 @@ class Links:
             link.close()
             return
         self.idle(link.address, blocking=blocking).append(link)
-        if self._open >= self._limit:
+        if self._open >= self.limit:
             with self._freed:
                 self._freed.notify()
 
@@ -278,7 +276,7 @@ class Links:
             links = by_address.get(address, ())
             while links:
                 with suppress(IndexError):
-                    self.drop(links.pop())  # type: ignore[union-attr]
+                    self.drop(links.pop())
 
     def _forget_one(self) -> None:
         with self._freed:
@@ -300,3 +298,8 @@ class Links:
 def _not_done(error: BackendUnavailable) -> BackendUnavailable:
     error.in_doubt = False
     return error
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -20,15 +20,13 @@ from redis import RedisError
 from ... import clock
 from ...exceptions import BackendUnavailable
 from ..offload import offload
-from ..wakeups import Ticket, Wakeups
+from ..wakeups import Wakeups
 from .links import Link, Links
 from .place import Address
 from .wire import ReplyError, pack
 
 # Seconds for which one request waits at the server.
 SLICE = 2.5
-# Seconds before who reads tries again when the server does not answer.
-PAUSE = 0.1
 # So many are remembered who were called before they had begun to wait.
 REMEMBERED = 10_000
 _numbers = itertools.count(1)
@@ -39,20 +37,24 @@ Where = Callable[[], Address]
 class Mailbox:
     """What has come for those of this process who wait beside the keys of one bucket."""
 
-    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where) -> None:
+    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where, slice: float) -> None:
         # Scripts know it by this; the list is named after the bucket's hash too.
         self.name = owner + b"-%x" % next(_numbers)
         self._list = name + b":m:" + self.name
         self._links = links
         self._where = where
+        self._slice = slice
         self.wakeups = Wakeups()
+        # How often the server has not answered.
+        self._failures = 0
         # Owner ids whose turn it is, until they try again.
         self._called: dict[str, None] = {}
 
-    def forget(self, owner_id: str) -> None:
-        """It tries again: what it was called for is used up."""
-        if self._called:
-            self._called.pop(owner_id, None)
+    def forget(self, owner_id: str) -> bool:
+        """It tries again: what it was called for is used up; whether it had been called."""
+        if not self._called:
+            return False
+        return self._called.pop(owner_id, self) is None
 
     def _has_called(self, owner_id: str) -> bool:
         return owner_id in self._called
@@ -68,74 +70,77 @@ class Mailbox:
                     del self._called[next(iter(self._called))]
             self.wakeups.wake(owner_id)
 
+    def _fail(self) -> None:
+        """Let everybody look for themselves."""
+        self._failures += 1
+        self.wakeups.wake_all()
+
     def _request(self, until: float) -> tuple[bytes, float]:
-        patience = max(min(until - clock.lease_now(), SLICE), 0.001)
+        patience = max(min(until - clock.lease_now(), self._slice), 0.001)
         return pack(b"BLPOP", self._list, b"%.3f" % patience), patience
 
 
 class ThreadsMailbox(Mailbox):
     """For threads: whoever waits and finds nobody reading reads, for all of them."""
 
-    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where) -> None:
-        super().__init__(name, owner, links, where)
+    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where, slice: float) -> None:
+        super().__init__(name, owner, links, where, slice)
         self._reading = threading.Lock()
 
-    def wait(self, owner_id: str, until: float) -> None:
-        """Block until it is this owner's turn, or the lease clock shows `until`."""
-        while clock.lease_now() < until:
+    def wait(self, owner_id: str, until: float) -> bool:
+        """Block until it is this owner's turn, or the lease clock shows `until`; False as soon as
+        the server does not answer."""
+        failures = self._failures
+        while clock.lease_now() < until and failures == self._failures:
             with self.wakeups.ticket(owner_id) as ticket:
                 if self._has_called(owner_id):
-                    return
-                if clock.current().is_real and self._reading.acquire(blocking=False):
-                    try:
-                        if not self._read(owner_id, until):
-                            ticket.wait(min(until, clock.lease_now() + PAUSE))
-                            return
-                    finally:
-                        self._reading.release()
-                        self._hand_on(ticket)
-                elif not ticket.wait(until):
-                    return
+                    return True
+                if not (clock.current().is_real and self._reading.acquire(blocking=False)):
+                    ticket.wait(until)
+                    continue
+                try:
+                    self._read(owner_id, until)
+                finally:
+                    self._reading.release()
+                    self.wakeups.wake_first(but=ticket)
+        return failures == self._failures
 
-    def _read(self, owner_id: str, until: float) -> bool:
-        """Read what comes until it is for this owner; False if the server does not answer."""
+    def _read(self, owner_id: str, until: float) -> None:
+        """Read what comes until it is for this owner."""
         link: Link | None = None
         try:
             link = self._links.take(self._where())
             while not self._has_called(owner_id) and clock.lease_now() < until:
                 request, patience = self._request(until)
                 self._take_in(link.ask(request, patience))
-        except (OSError, RedisError, ReplyError, BackendUnavailable):
-            return False
-        else:
             self._links.give(link)
             link = None
-            return True
+        except (OSError, RedisError, ReplyError, BackendUnavailable):
+            self._fail()
         finally:
             if link is not None:
                 self._links.drop(link)
-
-    def _hand_on(self, ticket: Ticket) -> None:
-        self.wakeups.wake_first(but=ticket)
 
 
 class LoopMailbox(Mailbox):
     """For the tasks of one event loop: a task of its own reads while any of them waits."""
 
-    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where) -> None:
-        super().__init__(name, owner, links, where)
+    def __init__(self, name: bytes, owner: bytes, links: Links, where: Where, slice: float) -> None:
+        super().__init__(name, owner, links, where, slice)
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, owner_id: str, until: float) -> None:
+    async def wait(self, owner_id: str, until: float) -> bool:
         """See ThreadsMailbox.wait()."""
+        failures = self._failures
         with self.wakeups.ticket(owner_id) as ticket:
             if self._has_called(owner_id):
-                return
+                return True
             if clock.current().is_real and (self._task is None or self._task.done()):
                 self._task = asyncio.get_running_loop().create_task(
                     self._read(), name="distlocks-mailbox"
                 )
             await ticket.wait_async(until)
+        return failures == self._failures
 
     async def _read(self) -> None:
         while self.wakeups:
@@ -148,7 +153,7 @@ class LoopMailbox(Mailbox):
                 self._links.give(link, blocking=False)
                 link = None
             except (OSError, RedisError, ReplyError, BackendUnavailable):
-                await asyncio.sleep(PAUSE)
+                self._fail()
             finally:
                 if link is not None:
                     self._links.drop(link)
@@ -163,8 +168,9 @@ class LoopMailbox(Mailbox):
 class Mailboxes:
     """The mailboxes of one backend in this process."""
 
-    def __init__(self, owner: bytes, links: Links) -> None:
+    def __init__(self, owner: bytes, links: Links, slice: float) -> None:
         self._owner = owner
+        self._slice = slice
         self._links = links
         self._of_threads: dict[bytes, ThreadsMailbox] = {}
         self._of_loops: WeakKeyDictionary[Any, dict[bytes, LoopMailbox]] = WeakKeyDictionary()
@@ -174,7 +180,7 @@ class Mailboxes:
         found = self._of_threads.get(hash_name)
         if found is None:
             found = self._of_threads.setdefault(
-                hash_name, ThreadsMailbox(hash_name, self._owner, self._links, where)
+                hash_name, ThreadsMailbox(hash_name, self._owner, self._links, where, self._slice)
             )
         return found
 
@@ -183,5 +189,7 @@ class Mailboxes:
         boxes = self._of_loops.setdefault(asyncio.get_running_loop(), {})
         found = boxes.get(hash_name)
         if found is None:
-            found = boxes[hash_name] = LoopMailbox(hash_name, self._owner, self._links, where)
+            found = boxes[hash_name] = LoopMailbox(
+                hash_name, self._owner, self._links, where, self._slice
+            )
         return found

@@ -16,7 +16,7 @@ from redis.connection import Connection, UnixDomainSocketConnection
 from redis.crc import key_slot
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
-from redis.sentinel import MasterNotFoundError, Sentinel
+from redis.sentinel import MasterNotFoundError
 
 from ...keys import SEPARATOR
 
@@ -97,9 +97,10 @@ class Place(ABC):
 
     def connect(self, address: Address) -> Connection:
         """A new connection: authenticated, on our database."""
-        connection = self.kind(**self._settings_for(address))
+        connection: Any = self.kind(**self._settings_for(address))
         connection.connect()
-        return connection
+        found: Connection = connection
+        return found
 
     def _settings_for(self, address: Address) -> dict[str, Any]:
         wanted = {**self.settings, **_OURS, "retry": Retry(NoBackoff(), 0)}
@@ -144,7 +145,8 @@ class Sentinels(Place):
 
     def __init__(
         self,
-        sentinel: Sentinel,
+        # redis-py's types leave it out.
+        sentinel: Any,
         service: str,
         kind: type[Connection],
         settings: Mapping[str, Any],
@@ -223,6 +225,7 @@ class Cluster(Place):
         return self._addresses.get(hash_name)
 
     def _ask_around(self) -> RedisCluster:
+        make_node: Any = ClusterNode
         known = signature(RedisCluster.__init__).parameters
         accepted = signature(self.kind.__init__).parameters
         settings = {
@@ -231,14 +234,15 @@ class Cluster(Place):
             if name in known or name in accepted or name.startswith(("ssl_", "socket_"))
         }
         return RedisCluster(
-            startup_nodes=[ClusterNode(host, port) for host, port in self.start],
+            startup_nodes=[make_node(host, port) for host, port in self.start],
             **{**settings, "ssl": "SSL" in self.kind.__name__, "decode_responses": False},
         )
 
     def forget(self, address: Address) -> None:
         with self._mutex:
             self._addresses.clear()
-            client, self._client = self._client, None
+            client: Any = self._client
+            self._client = None
         if client is not None:
             # Those that have come since may be the ones left.
             self.start = list(

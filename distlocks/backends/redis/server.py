@@ -16,7 +16,7 @@ from ... import clock
 from ...exceptions import BackendUnavailable
 from ..offload import offload
 from .links import Link, Links
-from .mail import Mailboxes
+from .mail import SLICE, LoopMailbox, Mailboxes, ThreadsMailbox
 from .place import UNREACHABLE, Address, Place
 from .scripts import Script
 from .wire import Reply, ReplyError, pack
@@ -74,6 +74,7 @@ class Servers:
         max_connections: int,
         min_replicas: int,
         alias: str,
+        slice: float = SLICE,
     ) -> None:
         self.place = place
         self.alias = alias
@@ -84,7 +85,7 @@ class Servers:
             self.hashes = [b"{%b}" % namespace.encode()]
         else:
             self.hashes = [b"{%b.%d}" % (namespace.encode(), n) for n in range(place.buckets)]
-        self._mailboxes = Mailboxes(secrets.token_hex(6).encode(), self.links)
+        self._mailboxes = Mailboxes(secrets.token_hex(6).encode(), self.links, slice)
 
     # Where
 
@@ -92,11 +93,11 @@ class Servers:
         """The hash in which the key of this name is."""
         return self.hashes[self.place.bucket(key)]
 
-    def mailbox(self, hash_name: bytes) -> Any:
+    def mailbox(self, hash_name: bytes) -> ThreadsMailbox:
         """Of this process' threads, beside this hash."""
         return self._mailboxes.of_threads(hash_name, lambda: self.address(hash_name))
 
-    def loop_mailbox(self, hash_name: bytes) -> Any:
+    def loop_mailbox(self, hash_name: bytes) -> LoopMailbox:
         """Of the running event loop's tasks, beside this hash."""
         return self._mailboxes.of_loop(hash_name, lambda: self.address(hash_name))
 
@@ -133,12 +134,14 @@ class Servers:
         """See run()."""
         return await self._adrive(self._again(hash_name, which, words, tail))
 
-    def ask(self, hash_name: bytes, request: bytes, patience: float | None = None) -> Reply:
-        """The reply to a plain command."""
-        return self._drive(self._asked(hash_name, request, patience))
-
-    def _asked(self, hash_name: bytes, request: bytes, patience: float | None) -> Steps:
-        return (yield from self._persistently(hash_name, lambda link: request, None, False))
+    def ask(self, hash_name: bytes, request: bytes, *, or_refusal: bool = False) -> Reply:
+        """The reply to a plain command; its refusal too, if that is wanted."""
+        try:
+            return self._drive(self._persistently(hash_name, lambda link: request))
+        except BackendUnavailable as error:
+            if or_refusal and isinstance(error.__cause__, ReplyError):
+                return error.__cause__
+            raise
 
     def _again(
         self,
@@ -179,8 +182,8 @@ class Servers:
         self,
         hash_name: bytes,
         request_over: Callable[[Link], bytes],
-        failure: Exception | None,
-        was_sent: bool,
+        failure: Exception | None = None,
+        was_sent: bool = False,
         text: bytes = b"",
         then: Then | None = None,
     ) -> Steps:
@@ -272,7 +275,7 @@ class Servers:
             return failure
         error = BackendUnavailable(
             f"Redis at {self.place} (lock backend {self.alias!r}) does not answer: "
-            f"{failure or type(failure).__name__}."
+            f"{str(failure) or type(failure).__name__}."
         )
         error.in_doubt = False
         return error

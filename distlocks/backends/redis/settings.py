@@ -95,7 +95,8 @@ class Settings:
         service = self.options.get("service")
         if not isinstance(service, str) or not service:
             self.refuse("has 'sentinels' and lacks 'service'.", "For instance 'mymaster'.")
-        sentinel = Sentinel(
+        make_sentinel: Any = Sentinel
+        sentinel = make_sentinel(
             self._addresses("sentinels"),
             sentinel_kwargs={
                 "socket_timeout": connection.get("socket_timeout", 1.0),
@@ -110,7 +111,8 @@ class Settings:
         kind: type[Connection] = Connection
         if isinstance(start, str):
             try:
-                parsed = parse_url(start)
+                parse: Any = parse_url
+                parsed = parse(start)
             except ValueError as error:
                 self.refuse(f"['cluster'] is no URL: {error}", "Or give (host, port) pairs.")
             kind = parsed.pop("connection_class", Connection)
@@ -218,10 +220,10 @@ def client_of(settings: Settings, alias: Any) -> Any:
 
 def redis_client(cache: Any) -> Any:
     """The redis-py client that a cache writes by; None if it has none."""
-    client = getattr(cache, "client", None)
+    client: Any = getattr(cache, "client", None)
     if hasattr(client, "get_client"):
         return client.get_client(write=True)
-    inner = getattr(cache, "_cache", None)
+    inner: Any = getattr(cache, "_cache", None)
     if hasattr(inner, "get_client"):
         return inner.get_client(None, write=True)
     return None

@@ -23,6 +23,14 @@ from distlocks.renewal import renewer
 from distlocks.testing import FakeClock, fake_clock, flush_events
 
 # Aliases of DISTLOCKS in tests.settings.
+REDIS_STORES = (
+    "redis",
+    "redis_cache",
+    "redis_django",
+    "valkey",
+    "redis_sentinel",
+    "redis_cluster",
+)
 STORES = (
     "memory",
     "sqlite",
@@ -31,12 +39,14 @@ STORES = (
     "portable_postgres",
     "mariadb",
     "portable_mariadb",
+    *REDIS_STORES,
 )
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
 # its own to either database, and through the ORM.
-KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres")
+KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
+DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
@@ -235,7 +245,12 @@ def store(
     """
     monkeypatch.delattr(mail, "outbox", raising=False)
     real_clock = clock.current()
-    store = Store(request.param)
+    if request.param in REDIS_STORES:
+        from tests.integration.contract.redis_stores import RedisStore
+
+        store: Store = RedisStore(request.param)
+    else:
+        store = Store(request.param)
     yield store
     clock.replace(real_clock)
     store.clean_up()

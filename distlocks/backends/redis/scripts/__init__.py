@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 # What each is made of: what nearly every call needs comes before what few do.
 _PARTS = {
-    "acquire": ("common", "acquire", "claims", "acquire_rest"),
-    "release": ("common", "release", "claims", "release_rest"),
+    "acquire": ("acquire", "common", "claims", "acquire_rest"),
+    "release": ("release", "common", "claims", "release_rest"),
     "extend": ("common", "extend"),
     "force": ("common", "claims", "force"),
     "find": ("common", "claims", "find"),
     "sweep": ("common", "claims", "sweep"),
     "quarantine": ("common", "quarantine"),
+    "turns_join": ("common", "turns_join"),
+    "turns_call": ("common", "turns_call"),
 }
 
 

@@ -1,4 +1,10 @@
 -- The other half of acquire.lua, behind claims.lua: everything but the most frequent case.
+local function next_token(last)
+  last = tonumber(last or 0)
+  if last >= now then return string.format('%.0f', last + 1) end
+  return now_s
+end
+
 local about = call('HMGET', H, '\1r', '\1y', '\1t')
 local quarantine = quarantined(about[1], about[2])
 local wanted, refused, first_come = {}, nil, true

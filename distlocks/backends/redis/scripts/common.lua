@@ -4,7 +4,8 @@
 -- Fields of the hash: "\1r" the run id of the server that vouches for it, "\1y" until when it is in
 -- quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue; and per key a record:
 --   digits 1-16 expiry, 17-32 fencing token, 33-48 when acquired (all in µs), then the state:
---   E held exclusively, R reserved for the first who waited, C cooling down, F freed,
+--   E held exclusively, R reserved for the first who waited, C cooling down, F freed (whatever
+--   its expiry says),
 --   S several claims: then a letter for their mode, and their number; digits 1-16 are the latest
 --     expiry among them. They are members of "<hash>:s:<key>" by expiry, with details in
 --     "<hash>:i:<key>": digits 1-16 fencing token, 17-32 when acquired, then E, R or C.
@@ -24,7 +25,7 @@ local NOBODY = '0000000000000000'
 
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local now_s = string.format('%.0f', now)
+local now_s = string.format('%d%06d', clock[1], clock[2])
 
 local function digits(number)
   return string.format('%016.0f', number)

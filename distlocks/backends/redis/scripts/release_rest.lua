@@ -1,4 +1,12 @@
 -- The other half of release.lua, behind claims.lua.
+local min_hold = tonumber(ARGV[4])
+
+-- Until when a claim acquired then cools down, if it does.
+local function cooled(acquired)
+  local at = tonumber(acquired) + min_hold
+  if min_hold > 0 and at > now then return digits(at) end
+end
+
 local about = call('HMGET', H, '\1r', '\1y')
 local quarantine = quarantined(about[1], about[2])
 local freed = H .. ':f'
@@ -28,7 +36,7 @@ for i = 5, #ARGV, 3 do
       if mode == 'E' then
         s.mode, s.ends = '', nil
         if state == 'E' and token ~= '' and not queue then
-          call('HSET', H, k, now_s .. sub(s.v, 17, 48) .. 'F' .. sub(s.v, 50))
+          redis.pcall('HSET', H, k, sub(s.v, 1, 48) .. 'F' .. sub(s.v, 50))
         else
           call('HDEL', H, k)
           s.v = nil

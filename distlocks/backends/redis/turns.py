@@ -1,0 +1,146 @@
+"""Whose turn it is for a key that another store grants: its queue and wake-ups, through Redis.
+
+The other store alone decides who has a key. If Redis is lost, nothing is but speed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ... import clock
+from ...claims import Denial, Request, to_us
+from ...exceptions import BackendUnavailable
+from ..offload import offload
+from .records import who
+from .scripts import script
+from .server import Servers
+from .wire import packed
+
+if TYPE_CHECKING:
+    from .backend import RedisBackend
+
+logger = logging.getLogger("distlocks")
+
+# Redis gets so many seconds to answer: a release must not wait for it.
+PATIENCE = 0.25
+# Seconds for which it is left alone after it did not answer.
+LEFT_ALONE = 1.0
+# Those next in a queue look at the store after so many seconds, in case their call was lost; those
+# further back after the others.
+LOOK_NEXT, LOOK = 0.8, 5.0
+
+
+class Turns:
+    """The queues of one store's keys."""
+
+    def __init__(self, redis: RedisBackend) -> None:
+        place = redis.settings.place()
+        place.settings["socket_timeout"] = PATIENCE
+        place.settings["socket_connect_timeout"] = PATIENCE
+        self._servers = Servers(
+            place,
+            namespace=f"{redis.settings.namespace}.turns",
+            # What is lost with the server costs only time.
+            guard="off",
+            quarantine_us=0,
+            max_connections=redis.servers.links.limit,
+            min_replicas=0,
+            alias=redis.alias,
+            slice=2 * PATIENCE,
+        )
+        self._alone_until = 0.0
+        # Who has been denied and waits, by owner id, and beside which key.
+        self._waiting: dict[str, tuple[Request, str]] = {}
+
+    @property
+    def usable(self) -> bool:
+        """Whether Redis has answered lately, or may do so again."""
+        return clock.Clock().now() >= self._alone_until
+
+    def denied(self, request: Request, key: str) -> None:
+        """The request is going to wait beside this key."""
+        self._waiting[request.owner_id] = (request, key)
+
+    def call(self, key: str, leaving: str = "") -> None:
+        """Whoever waits first for the key should try; who leaves the queue no more."""
+        if self.usable:
+            name = self._servers.hash_name(key)
+            words = packed((key.encode(), leaving.encode()))
+            try:
+                self._servers.run(name, script("turns_call"), 2, words)
+            except BackendUnavailable as error:
+                self._give_up(error)
+
+    def done(self, request: Request, *, granted: bool) -> None:
+        """The request does not wait any more."""
+        waiting = self._waiting.pop(request.owner_id, None)
+        if waiting is None:
+            return
+        key = waiting[1]
+        mailbox = self._servers.mailbox(self._servers.hash_name(key))
+        called = mailbox.forget(request.owner_id)
+        if not (granted and called):
+            self.call(key, leaving=request.owner_id)
+
+    def wait(self, denial: Denial, until: float, is_denied: Callable[[], bool]) -> bool:
+        """Block until it is the asker's turn, or it should look for itself; False if Redis is lost.
+
+        `is_denied` looks at the store, once the asker has its place: a release may have come
+        between.
+        """
+        waiting = self._waiting.get(denial.queued)
+        if waiting is None or not self.usable:
+            return False
+        name = self._servers.hash_name(denial.key)
+        mailbox = self._servers.mailbox(name)
+        mailbox.forget(denial.queued)
+        try:
+            words = self._joining(waiting[0], denial.key, mailbox.name)
+            place = self._servers.run(name, script("turns_join"), 5, words)
+        except BackendUnavailable as error:
+            self._give_up(error)
+            return False
+        if is_denied() and not mailbox.wait(denial.queued, self._look_at(place, until)):
+            self._alone_until = clock.Clock().now() + LEFT_ALONE
+            return False
+        return True
+
+    async def await_(self, denial: Denial, until: float, is_denied: Callable[[], bool]) -> bool:
+        """See wait()."""
+        waiting = self._waiting.get(denial.queued)
+        if waiting is None or not self.usable:
+            return False
+        name = self._servers.hash_name(denial.key)
+        mailbox = self._servers.loop_mailbox(name)
+        mailbox.forget(denial.queued)
+        try:
+            words = self._joining(waiting[0], denial.key, mailbox.name)
+            place = await self._servers.arun(name, script("turns_join"), 5, words)
+        except BackendUnavailable as error:
+            self._give_up(error)
+            return False
+        if not await offload(is_denied):
+            return True
+        if not await mailbox.wait(denial.queued, self._look_at(place, until)):
+            self._alone_until = clock.Clock().now() + LEFT_ALONE
+            return False
+        return True
+
+    @staticmethod
+    def _joining(request: Request, key: str, mailbox: bytes) -> bytes:
+        waited = b"%d" % max(to_us(clock.lease_now() - request.asked_at), 0)
+        return packed((mailbox, request.owner_id.encode(), waited, key.encode(), who(request)))
+
+    @staticmethod
+    def _look_at(place: int, until: float) -> float:
+        return min(until, clock.lease_now() + (LOOK_NEXT if place < 2 else LOOK))
+
+    def _give_up(self, error: BackendUnavailable) -> None:
+        if self.usable:
+            logger.warning("Waiters look for themselves for now: %s", error)
+        self._alone_until = clock.Clock().now() + LEFT_ALONE
+
+    def close(self) -> None:
+        self._servers.close()
