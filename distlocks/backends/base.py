@@ -52,6 +52,8 @@ class BaseBackend(ABC):
     supports_tree_keys: ClassVar[bool] = False
     # Does it know who waits, and let those who came first go first?
     supports_waiters: ClassVar[bool] = False
+    # Does it refuse to grant for a while after it has lost its memory? Then it has quarantine().
+    supports_quarantine: ClassVar[bool] = False
     # Does sweep() have anything to do, or does the store forget dead leases by itself?
     supports_sweep: ClassVar[bool] = False
     # Names allowed in OPTIONS.
@@ -134,6 +136,13 @@ class BaseBackend(ABC):
         `attempt` says how many times this acquire has been denied. May return early. Reserves the
         asker's turn where it would starve otherwise.
         """
+
+    def quarantine(self, *, end: bool = False) -> float:
+        """Seconds until the store grants again, 0 in ordinary times; with `end`, make it so.
+
+        Ending it is safe only if no process holds a lease from before.
+        """
+        raise NotSupported(f"{type(self).__name__} knows no quarantine.")
 
     def check(self) -> list[CheckMessage]:
         """What is wrong or unwise about this backend's settings, without talking to its store."""

@@ -73,6 +73,7 @@ class RedisBackend(BaseBackend):
     supports_permits: ClassVar[bool] = True
     supports_tree_keys: ClassVar[bool] = True
     supports_waiters: ClassVar[bool] = True
+    supports_quarantine: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
     option_names: ClassVar[tuple[str, ...]] = NAMES
 
@@ -393,10 +394,6 @@ class RedisBackend(BaseBackend):
     # Quarantine
 
     def quarantine(self, *, end: bool = False) -> float:
-        """Seconds until the servers grant again, 0 in ordinary times; with `end`, make it so.
-
-        Ending it is safe only if no process holds a lease from before.
-        """
         words = packed((b"1" if end else b"0",))
         left = [
             self.servers.run(hash_name, script("quarantine"), 1, words)

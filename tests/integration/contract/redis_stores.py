@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+from django.conf import settings
+
 from distlocks import Lease
 from distlocks.backends.redis import RedisBackend
 from distlocks.backends.redis.wire import ReplyError, pack
@@ -10,6 +12,7 @@ from distlocks.claims import to_us
 from distlocks.keys import check_key
 from tests.integration.contract.stores import Store
 from tests.servers import session
+from tests.settings import redis_stores
 
 
 class RedisStore(Store):
@@ -17,7 +20,9 @@ class RedisStore(Store):
 
     def __init__(self, alias: str) -> None:
         session.start_for(alias)
+        settings.DISTLOCKS.update(redis_stores())
         super().__init__(alias)
+        self._set_back: list[str] = []
         # No lease of an earlier test goes on, and the server was started for this run.
         self.redis.quarantine(end=True)
 
@@ -74,3 +79,10 @@ class RedisStore(Store):
         for key in keys:
             last = int(self.command(key, "HGET", "{}", "\x01t"))
             self.command(key, "HSET", "{}", "\x01t", last + to_us(seconds))
+            self._set_back.append(key)
+
+    def clean_up(self) -> None:
+        for key in self._set_back:
+            # Other tests' keys are in the same bucket.
+            self.command(key, "HDEL", "{}", "\x01t")
+        super().clean_up()

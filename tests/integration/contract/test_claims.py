@@ -16,6 +16,7 @@ from distlocks.claims import Denial, Extension, Grant, Request
 from distlocks.models import Lock
 from distlocks.testing import FakeClock
 from tests.integration.contract.stores import (
+    DATABASE_STORES,
     SHARED_STORES,
     Gate,
     Store,
@@ -389,7 +390,7 @@ class TestWaiting:
         assert isinstance(lease, Lease)
         assert lease.release()
 
-    @for_stores(SHARED_STORES)
+    @for_stores(DATABASE_STORES)
     def test_who_is_kept_out_by_a_reservation_sleeps_until_it_ends(
         self, store: Store, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

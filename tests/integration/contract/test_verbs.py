@@ -9,7 +9,7 @@ import pytest
 from distlocks.claims import Denial, Extension, Grant, to_us
 from distlocks.models import Lock
 from tests.factories import LockFactory
-from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import DATABASE_STORES, Store, for_stores
 
 
 def extension(grant: Grant, ttl: float = 30) -> Extension:
@@ -449,7 +449,7 @@ class TestAsyncTwins:
         assert store.is_free(key)
 
 
-@for_stores(SHARED_STORES)
+@for_stores(DATABASE_STORES)
 class TestRows:
     """What the store makes of rows in each of the states that they can be in."""
 
