@@ -147,12 +147,12 @@ def _addresses(text: str) -> list[tuple[str, int]]:
 if RUN_FOLDER and REDIS_URL:
     CACHES["django_redis"] = {
         "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": f"{REDIS_URL.rstrip('/0')}/3",
+        "LOCATION": f"{REDIS_URL.removesuffix('/0')}/3",
         "OPTIONS": {"CONNECTION_POOL_KWARGS": {"decode_responses": True}},
     }
     CACHES["django"] = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
-        "LOCATION": f"{REDIS_URL.rstrip('/0')}/4",
+        "LOCATION": f"{REDIS_URL.removesuffix('/0')}/4",
     }
 if RUN_FOLDER:
     DISTLOCKS |= redis_stores()

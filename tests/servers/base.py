@@ -26,17 +26,22 @@ class ServerError(Exception):
     """A server could not be found or started."""
 
 
-def free_port() -> int:
-    """A port on loopback that nobody listens on now."""
-    for port in random.sample(PORTS, 200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
+def free_port(ports: range = PORTS, *, also: int = 0) -> int:
+    """A port on loopback that nobody listens on now, nor on the one that lies `also` above it."""
+    for port in random.sample(ports, 200):
+        if _is_free(port) and (not also or _is_free(port + also)):
             return port
-    raise ServerError(f"no free port between {PORTS.start} and {PORTS.stop}")
+    raise ServerError(f"no free port between {ports.start} and {ports.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 class Server(ABC):
@@ -72,7 +77,7 @@ class Server(ABC):
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         if url is None:
-            self.port = free_port()
+            self.port = self.choose_port()
         else:
             parts = urlsplit(url)
             self.host = parts.hostname or LOOPBACK
@@ -92,6 +97,10 @@ class Server(ABC):
     @abstractmethod
     def is_ready(self) -> bool:
         """Whether it answers a client."""
+
+    def choose_port(self) -> int:
+        """A port for a server of ours."""
+        return free_port()
 
     def prepare(self) -> None:
         """Lay out the data in `self.folder`, once, before the first start."""
@@ -128,7 +137,9 @@ class Server(ABC):
 
     @property
     def log(self) -> str:
-        return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
+        if self._folder is None or not self._log_path.exists():
+            return ""
+        return self._log_path.read_text(errors="replace")
 
     def start(self, timeout: float = 30) -> Self:
         """Start it, the second time on the same port with the same data; return when it answers."""
@@ -150,7 +161,7 @@ class Server(ABC):
                 self._fail(f"did not answer within {timeout} s", said)
             self._reap()
             if self.port_taken in said and first_start:
-                self.port = free_port()
+                self.port = self.choose_port()
             elif not any(reason in said for reason in self.passing_failures):
                 self._fail("ended at once", said)
             time.sleep(0.05)

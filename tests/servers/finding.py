@@ -1,11 +1,14 @@
 """Where a server's program comes from: the machine, the distribution's package, or a wheel."""
 
+import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import invalidate_caches
 from pathlib import Path
 
@@ -22,6 +25,14 @@ def find(kinds: Iterable[type[Server]], *, install: bool = True) -> dict[type[Se
     found = {kind: program for kind in kinds if (program := installed(kind))}
     if not install or len(found) == len(kinds):
         return found
+    with _alone():
+        return _find_or_install(kinds)
+
+
+def _find_or_install(kinds: list[type[Server]]) -> dict[type[Server], Path]:
+    found = {kind: program for kind in kinds if (program := installed(kind))}
+    if len(found) == len(kinds):
+        return found
     complaints = [install_packages({kind.apt_package for kind in kinds if kind not in found})]
     found = {kind: program for kind in kinds if (program := installed(kind))}
     for kind in kinds:
@@ -37,7 +48,10 @@ def find(kinds: Iterable[type[Server]], *, install: bool = True) -> dict[type[Se
 def installed(kind: type[Server]) -> Path | None:
     """The program of a server that is on this machine."""
     if program := shutil.which(kind.executable):
-        return Path(program).resolve()
+        target = Path(program).resolve()
+        # A program of several names does what the name says: Debian's redis-server is a link to
+        # redis-check-rdb.
+        return target if target.name == kind.executable else Path(program)
     for place in kind.places:
         for folder in sorted(Path("/").glob(place.lstrip("/")), key=_version, reverse=True):
             if os.access(folder / kind.executable, os.X_OK):
@@ -79,6 +93,16 @@ def how_to_get(kind: type[Server]) -> str:
         f"or give them a server that they may use:\n"
         f"    {kind.url_variable}={kind.external_example}"
     )
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """The workers of a run miss the same programs at the same time; one of them installs."""
+    path = Path(tempfile.gettempdir(), f"distlocks-install-{os.getuid()}.lock")
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        invalidate_caches()
+        yield
 
 
 def _from_wheel(kind: type[Server]) -> Path | None:

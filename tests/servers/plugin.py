@@ -3,22 +3,27 @@
 import argparse
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from tests.servers import finding, session
-from tests.servers.base import ServerError
+from tests.servers.base import Server, ServerError
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.pgbouncer import PgBouncerServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer, ValkeyServer
+from tests.servers.redis_groups import ClusterGroup, RedisGroup, SentinelGroup
 
 # In these folders no test talks to a server.
 WITHOUT_SERVERS = ("tests/unit",)
 NO_SKIPS_VARIABLE = "DISTLOCKS_TEST_NO_SKIPS"
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
+AnyServer = TypeVar("AnyServer", bound=Server)
+Group = TypeVar("Group", bound=RedisGroup)
 
 
 # A wrapper, and the outermost: pytest-django loads the settings in this hook.
@@ -100,10 +105,7 @@ def _no_skip(report: Report) -> Report:
 @pytest.fixture
 def postgres_server() -> PostgresServer:
     """The run's PostgreSQL. A test that pauses it resumes it; one that kills takes its own."""
-    server = session.server(PostgresServer)
-    if server.owned:
-        assert server.running, "an earlier test has ended the run's PostgreSQL"
-    return server
+    return _running(session.server(PostgresServer))
 
 
 @pytest.fixture
@@ -121,10 +123,7 @@ def fresh_postgres() -> Iterator[PostgresServer]:
 @pytest.fixture
 def mariadb_server() -> MariaDBServer:
     """The run's MariaDB. A test that pauses it resumes it."""
-    server = session.server(MariaDBServer)
-    if server.owned:
-        assert server.running, "an earlier test has ended the run's MariaDB"
-    return server
+    return _running(session.server(MariaDBServer))
 
 
 @pytest.fixture(scope="session")
@@ -137,3 +136,91 @@ def pgbouncer() -> Iterator[PgBouncerServer]:
     program = finding.find([PgBouncerServer])[PgBouncerServer]
     with PgBouncerServer(program, target=target) as server:
         yield server
+
+
+@pytest.fixture
+def redis_server() -> RedisServer:
+    """The run's Redis. A test that pauses it resumes it; one that kills takes its own."""
+    return _running(session.server(RedisServer))
+
+
+@pytest.fixture
+def make_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Starts further Redis servers of the test's own, with arguments for their command lines."""
+    with ExitStack() as started:
+
+        def make(*arguments: str) -> RedisServer:
+            server = session.private(RedisServer, arguments=arguments)
+            if server is None:
+                pytest.skip(session.without_program("a Redis of the test's own"))
+            return started.enter_context(server)
+
+        yield make
+
+
+@pytest.fixture
+def fresh_redis(make_redis: Callable[..., RedisServer]) -> RedisServer:
+    """A Redis of the test's own, running, to be killed at will."""
+    return make_redis()
+
+
+@pytest.fixture
+def valkey_server() -> ValkeyServer:
+    """The run's Valkey. A test that pauses it resumes it; one that kills takes its own."""
+    return _running(session.on_demand(ValkeyServer))
+
+
+@pytest.fixture
+def fresh_valkey() -> Iterator[ValkeyServer]:
+    """A Valkey of the test's own, running, to be killed at will."""
+    server = session.private(ValkeyServer)
+    if server is None:
+        pytest.skip(f"{ValkeyServer.url_variable} is not ours to kill, and no other Valkey is here")
+    with server:
+        yield server
+
+
+@pytest.fixture
+def redis_sentinel() -> SentinelGroup:
+    """The run's Redis under Sentinel. A test that fails it over takes its own."""
+    return _whole(session.group(SentinelGroup), SentinelGroup)
+
+
+@pytest.fixture
+def fresh_redis_sentinel() -> Iterator[SentinelGroup]:
+    """A master, two replicas and three Sentinels of the test's own, to be killed at will."""
+    with _own(SentinelGroup) as group:
+        yield group
+
+
+@pytest.fixture
+def redis_cluster() -> ClusterGroup:
+    """The run's Redis Cluster. A test that fails it over takes its own."""
+    return _whole(session.group(ClusterGroup), ClusterGroup)
+
+
+@pytest.fixture
+def fresh_redis_cluster() -> Iterator[ClusterGroup]:
+    """A cluster of six nodes of the test's own, to be killed at will."""
+    with _own(ClusterGroup) as group:
+        yield group
+
+
+def _running(server: AnyServer) -> AnyServer:
+    if server.owned:
+        assert server.running, f"an earlier test has ended the run's {server.name}"
+    return server
+
+
+def _whole(group: Group | None, kind: type[Group]) -> Group:
+    if group is None:
+        pytest.skip(session.without_program(kind.name))
+    assert group.running, f"an earlier test has ended a part of {group.name}"
+    return group
+
+
+def _own(kind: type[Group]) -> Group:
+    group = session.private_group(kind)
+    if group is None:
+        pytest.skip(session.without_program(kind.name))
+    return group

@@ -5,21 +5,31 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.servers import finding
 from tests.servers.base import Server, ServerError
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer, ValkeyServer
+from tests.servers.redis_groups import ClusterGroup, RedisGroup, SentinelGroup
 from tests.servers.watchdog import watchdog
 
-KINDS: tuple[type[Server], ...] = (PostgresServer, MariaDBServer)
+KINDS: tuple[type[Server], ...] = (PostgresServer, MariaDBServer, RedisServer)
+# Started when the first test asks for them (see `start_for`), by the alias of DISTLOCKS.
+ON_DEMAND: dict[str, type[Server] | type[RedisGroup]] = {
+    "valkey": ValkeyServer,
+    "redis_sentinel": SentinelGroup,
+    "redis_cluster": ClusterGroup,
+}
 # A folder of the run's own; its name also tells the run's databases from those of another run.
 FOLDER_VARIABLE = "DISTLOCKS_TEST_DIR"
 
 AnyServer = TypeVar("AnyServer", bound=Server)
+AnyGroup = TypeVar("AnyGroup", bound=RedisGroup)
 _owner: int | None = None
 _servers: dict[type[Server], Server] = {}
+_groups: dict[type[RedisGroup], RedisGroup] = {}
 
 
 def open_folder() -> Path:
@@ -55,6 +65,7 @@ def do_without() -> None:
     """Keep the settings from naming a server that this run has no use for."""
     for kind in KINDS:
         os.environ.pop(kind.url_variable, None)
+    os.environ.pop(ValkeyServer.url_variable, None)
 
 
 def running() -> list[Server]:
@@ -67,19 +78,80 @@ def server(kind: type[AnyServer]) -> AnyServer:
     return found
 
 
-def private(kind: type[AnyServer]) -> AnyServer | None:
+def start_for(alias: str) -> None:
+    """Have what an alias of DISTLOCKS needs running and named in the environment, where the
+    settings of this process (see `tests.settings.redis_stores`) and of its children find it.
+
+    Skips the test where that cannot be had.
+    """
+    kind = ON_DEMAND.get(alias)
+    if kind is not None and issubclass(kind, Server):
+        on_demand(kind)
+    elif kind is not None and group(kind) is None:
+        import pytest
+
+        pytest.skip(without_program(kind.name))
+
+
+def on_demand(kind: type[AnyServer]) -> AnyServer:
+    """The run's one server of a kind that few tests need, started the first time."""
+    if kind not in _servers:
+        _end_with_process()
+        if url := os.environ.get(kind.url_variable):
+            found = kind(url=url)
+            if not found.is_ready():
+                raise ServerError(f"{kind.name} does not answer at {kind.url_variable}={url}")
+        else:
+            found = kind(finding.find([kind])[kind]).start()
+        _servers[kind] = found
+        os.environ[kind.url_variable] = found.url
+    return server(kind)
+
+
+def group(kind: type[AnyGroup]) -> AnyGroup | None:
+    """The run's one group of the kind, started the first time, its addresses in the environment;
+    None where there is no program for it.
+    """
+    if kind not in _groups:
+        new = private_group(kind)
+        if new is None:
+            return None
+        _end_with_process()
+        _groups[kind] = new.start()
+        os.environ[kind.variable] = new.addresses
+    found = _groups[kind]
+    assert isinstance(found, kind)
+    return found
+
+
+def private(kind: type[AnyServer], **options: Any) -> AnyServer | None:
     """Another server of the kind, not started; None where the run's own is somebody else's and no
     program is here. A machine that was given a server by URL is not asked to install one.
     """
-    program = finding.find([kind], install=False).get(kind)
-    return kind(program) if program else None
+    given = kind.url_variable in os.environ
+    program = finding.find([kind], install=not given).get(kind)
+    return kind(program, **options) if program else None
+
+
+def private_group(kind: type[AnyGroup]) -> AnyGroup | None:
+    """Another group of the kind, not started; None where `private` has no Redis."""
+    server = private(RedisServer)
+    return kind(server.program) if server and server.program else None
+
+
+def without_program(what: str) -> str:
+    """Why a test is skipped that needs a Redis of its own."""
+    return f"{what} needs redis-server, and {RedisServer.url_variable} keeps us from installing it"
 
 
 def close() -> None:
     """End everything; a forked child of the run has nothing to end."""
     if os.getpid() == _owner:
+        for group in _groups.values():
+            group.close()
         for found in _servers.values():
             found.close()
+        _groups.clear()
         _servers.clear()
         watchdog.close()
 
