@@ -1,4 +1,5 @@
-"""Server processes of the demo project, on a database of their own."""
+"""Server processes of the demo project, on a database and, if it is Redis, a lock store of their
+own."""
 
 from __future__ import annotations
 
@@ -6,28 +7,49 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from project.redis_server import running_redis
 from project.servers import BASE_DIR, Server, running_servers
 
 # Short, so that a killed server's jobs come free soon.
 LEASE_SECONDS = 2.0
 INTERVAL_SECONDS = 1.0
 JOB_LIMIT = 6
+# Where the locks may be.
+BACKENDS = ("database", "redis")
 
 
-def environment(database: Path) -> dict[str, str]:
-    """For a command of the demo project: not the settings of the tests."""
+def environment(database: Path, store: Mapping[str, str] | None = None) -> dict[str, str]:
+    """For a command of the demo project: not the settings of the tests, nor of who runs them."""
+    inherited = {name: value for name, value in os.environ.items() if name != "DEMO_REDIS_URL"}
     return {
-        **os.environ,
+        **inherited,
         "DJANGO_SETTINGS_MODULE": "project.settings",
         "DEMO_DATABASE": str(database),
+        "DEMO_BACKEND": "database",
         "PYTHONUNBUFFERED": "1",
+        **(store or {}),
     }
+
+
+@contextmanager
+def locks_in(backend: str, database: Path) -> Iterator[dict[str, str]]:
+    """What processes have to know for their locks to be there, in a Redis that grants some."""
+    if backend == "database":
+        yield {"DEMO_BACKEND": backend}
+        return
+    with running_redis() as url:
+        store = {"DEMO_BACKEND": backend, "DEMO_REDIS_URL": url}
+        command = [sys.executable, "manage.py", "lock_quarantine", "--end", "--no-input"]
+        subprocess.run(
+            command, cwd=BASE_DIR, env=environment(database, store), check=True, timeout=60
+        )
+        yield store
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +62,7 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def two_servers(folder: Path, migrated: Path) -> Iterator[list[Server]]:
+def two_servers(folder: Path, migrated: Path, store: Mapping[str, str]) -> Iterator[list[Server]]:
     """Servers alpha and beta on a fresh database in `folder`, which also takes their logs."""
     database = folder / "demo.sqlite3"
     shutil.copy(migrated, database)
@@ -50,20 +72,34 @@ def two_servers(folder: Path, migrated: Path) -> Iterator[list[Server]]:
         "DEMO_JOB_LIMIT": str(JOB_LIMIT),
     }
     with running_servers(
-        {"alpha": 0, "beta": 0}, database, log_dir=folder, environment=numbers
+        {"alpha": 0, "beta": 0}, database, log_dir=folder, environment={**numbers, **store}
     ) as servers:
         yield servers
 
 
+@pytest.fixture(scope="module", params=BACKENDS)
+def store(request: pytest.FixtureRequest, migrated: Path) -> Iterator[dict[str, str]]:
+    """Where the locks of `servers` are, as environment variables."""
+    with locks_in(request.param, migrated) as found:
+        yield found
+
+
 @pytest.fixture(scope="module")
-def servers(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+def servers(
+    store: dict[str, str], migrated: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Server]]:
     """Two servers for all tests of a module, which use jobs of their own."""
-    with two_servers(tmp_path_factory.mktemp("servers"), migrated) as both:
+    with two_servers(tmp_path_factory.mktemp("servers"), migrated, store) as both:
         yield both
 
 
-@pytest.fixture
-def mortal_servers(migrated: Path, tmp_path: Path) -> Iterator[list[Server]]:
+@pytest.fixture(params=BACKENDS)
+def mortal_servers(
+    request: pytest.FixtureRequest, migrated: Path, tmp_path: Path
+) -> Iterator[list[Server]]:
     """Two servers for a test that does not leave them as they were."""
-    with two_servers(tmp_path, migrated) as both:
+    with (
+        locks_in(request.param, migrated) as store,
+        two_servers(tmp_path, migrated, store) as both,
+    ):
         yield both

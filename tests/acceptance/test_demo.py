@@ -16,16 +16,17 @@ import pytest
 from project.demo.checks import Record, no_overlap, tokens_grow
 from project.servers import BASE_DIR
 from tests.acceptance.client import is_listening, wait_for
-from tests.acceptance.conftest import environment
+from tests.acceptance.conftest import BACKENDS, environment
 
 COMMAND = [sys.executable, "manage.py", "demo"]
 
 
-def test_the_demo_shows_that_every_promise_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_demo_shows_that_every_promise_holds(tmp_path: Path, backend: str) -> None:
     ended = subprocess.run(
         COMMAND,
         cwd=BASE_DIR,
-        env={**environment(tmp_path / "unused.sqlite3"), "TMPDIR": str(tmp_path)},
+        env=_environment(tmp_path, backend),
         capture_output=True,
         text=True,
         timeout=50,
@@ -48,19 +49,27 @@ def test_the_demo_shows_that_every_promise_holds(tmp_path: Path) -> None:
     assert re.search(r"All \d+ checks hold", shown)
     for event in ("job.attempt", "job.contention", "job.done"):
         assert event in shown
-    _assert_nothing_is_left(tmp_path, shown)
+    _assert_nothing_is_left(tmp_path, shown, backend)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("backend", "number", "code"),
+    [
+        ("database", signal.SIGTERM, 143),
+        ("database", signal.SIGINT, 130),
+        ("redis", signal.SIGTERM, 143),
+        ("redis", signal.SIGINT, 130),
+    ],
+)
 def test_a_demo_that_is_stopped_stops_its_servers(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, backend: str, number: signal.Signals, code: int
 ) -> None:
     output = tmp_path / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
             COMMAND,
             cwd=BASE_DIR,
-            env={**environment(tmp_path / "unused.sqlite3"), "TMPDIR": str(tmp_path)},
+            env=_environment(tmp_path, backend),
             stdout=file,
             stderr=subprocess.STDOUT,
         )
@@ -73,7 +82,7 @@ def test_a_demo_that_is_stopped_stops_its_servers(
         process.wait()
     shown = output.read_text(encoding="utf-8")
     assert "Traceback" not in shown
-    _assert_nothing_is_left(tmp_path, shown)
+    _assert_nothing_is_left(tmp_path, shown, backend)
 
 
 def test_a_run_within_another_run_is_found() -> None:
@@ -107,8 +116,13 @@ def _records(*spans: tuple[float, float]) -> Sequence[Record]:
     ]
 
 
-def _assert_nothing_is_left(folder: Path, shown: str) -> None:
-    ports = {int(port) for port in re.findall(r"http://127\.0\.0\.1:(\d+)", shown)}
-    assert len(ports) == 2
+def _environment(folder: Path, backend: str) -> dict[str, str]:
+    store = {"DEMO_BACKEND": backend, "TMPDIR": str(folder)}
+    return environment(folder / "unused.sqlite3", store)
+
+
+def _assert_nothing_is_left(folder: Path, shown: str, backend: str) -> None:
+    ports = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+)", shown)}
+    assert len(ports) == (3 if backend == "redis" else 2)
     assert not any(is_listening(port) for port in ports)
     assert not list(folder.glob("distlocks-demo-*"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,14 @@ from tests.acceptance.client import (
     run,
     wait_for,
 )
-from tests.acceptance.conftest import INTERVAL_SECONDS, JOB_LIMIT, LEASE_SECONDS, environment
+from tests.acceptance.conftest import (
+    BACKENDS,
+    INTERVAL_SECONDS,
+    JOB_LIMIT,
+    LEASE_SECONDS,
+    environment,
+    locks_in,
+)
 
 
 def test_a_job_runs_and_is_recorded(servers: list[Server]) -> None:
@@ -99,14 +107,17 @@ def test_more_jobs_than_may_run_wait_for_their_turn(servers: list[Server]) -> No
     assert all(start >= end for start, end in zip(starts[JOB_LIMIT:], ends, strict=False))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_job_whose_turn_does_not_come_says_who_was_before_it(
-    migrated: Path, tmp_path: Path
+    migrated: Path, tmp_path: Path, backend: str
 ) -> None:
-    shutil.copy(migrated, tmp_path / "demo.sqlite3")
+    database = tmp_path / "demo.sqlite3"
+    shutil.copy(migrated, database)
     numbers = {"DEMO_JOB_LIMIT": "1", "DEMO_TURN_SECONDS": "0.3"}
     with (
+        locks_in(backend, migrated) as store,
         running_servers(
-            {"alpha": 0}, tmp_path / "demo.sqlite3", log_dir=tmp_path, environment=numbers
+            {"alpha": 0}, database, log_dir=tmp_path, environment={**numbers, **store}
         ) as (alpha,),
         ThreadPoolExecutor() as pool,
     ):
@@ -246,7 +257,7 @@ def test_each_attempt_and_its_end_is_one_log_line(servers: list[Server]) -> None
     assert contention["token"] is None
 
 
-def test_a_job_that_loses_its_lease_says_so(servers: list[Server]) -> None:
+def test_a_job_that_loses_its_lease_says_so(servers: list[Server], store: dict[str, str]) -> None:
     alpha, beta = servers
     assert alpha.log is not None
     database = alpha.log.parent / "demo.sqlite3"
@@ -260,7 +271,7 @@ def test_a_job_that_loses_its_lease_says_so(servers: list[Server]) -> None:
         subprocess.run(
             [sys.executable, "-c", force],
             cwd=BASE_DIR,
-            env=environment(database),
+            env=environment(database, store),
             check=True,
             timeout=30,
         )
@@ -273,7 +284,7 @@ def test_a_job_that_loses_its_lease_says_so(servers: list[Server]) -> None:
 
 
 def test_a_run_that_never_noticed_its_loss_cannot_say_that_it_is_done(
-    servers: list[Server],
+    servers: list[Server], store: dict[str, str]
 ) -> None:
     """Not even when its work goes well and its last look at the lease came before the loss."""
     alpha, beta = servers
@@ -292,7 +303,7 @@ except StaleToken:
     done = subprocess.run(
         [sys.executable, "-c", run_unaware],
         cwd=BASE_DIR,
-        env=environment(alpha.log.parent / "demo.sqlite3"),
+        env=environment(alpha.log.parent / "demo.sqlite3", store),
         check=True,
         timeout=30,
         capture_output=True,
@@ -341,19 +352,38 @@ def test_without_its_store_nothing_runs(tmp_path: Path, instead: str) -> None:
         database.mkdir()
     else:
         database.write_bytes(b"This is no database. " * 100)
-    with running_servers({"alpha": 0}, database, log_dir=tmp_path) as (alpha,):
-        reply = run(alpha, "storeless", seconds=0)
-        assert reply.status == 503
-        assert reply.json["error"] == "store_unavailable"
-        assert reply.retry_after >= 1
-        failed = log_lines(alpha, "storeless")[-1]
-        assert (failed["event"], failed["reason"]) == ("job.failed", "store_unavailable")
+    with running_servers(
+        {"alpha": 0}, database, log_dir=tmp_path, environment={"DEMO_BACKEND": "database"}
+    ) as (alpha,):
+        _assert_nothing_runs(alpha, "storeless")
 
-        shown = ask(alpha, "GET", "/board.json")
-        assert shown.status == 503
-        assert shown.retry_after >= 1
-        # The page itself comes, to say so.
-        assert ask(alpha, "GET", "/").status == 200
+
+def test_without_its_redis_nothing_runs(migrated: Path, tmp_path: Path) -> None:
+    database = tmp_path / "demo.sqlite3"
+    shutil.copy(migrated, database)
+    with ExitStack() as redis:
+        store = redis.enter_context(locks_in("redis", migrated))
+        with running_servers({"alpha": 0}, database, log_dir=tmp_path, environment=store) as (
+            alpha,
+        ):
+            assert run(alpha, "before", seconds=0).status == 200
+            redis.close()
+            _assert_nothing_runs(alpha, "storeless")
+
+
+def _assert_nothing_runs(server: Server, job: str) -> None:
+    reply = run(server, job, seconds=0)
+    assert reply.status == 503
+    assert reply.json["error"] == "store_unavailable"
+    assert reply.retry_after >= 1
+    failed = log_lines(server, job)[-1]
+    assert (failed["event"], failed["reason"]) == ("job.failed", "store_unavailable")
+
+    shown = ask(server, "GET", "/board.json")
+    assert shown.status == 503
+    assert shown.retry_after >= 1
+    # The page itself comes, to say so.
+    assert ask(server, "GET", "/").status == 200
 
 
 def test_the_board_passes_a_strict_policy(servers: list[Server]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +42,13 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Serving]:
+def serving(folder: Path, store: Mapping[str, str] | None = None) -> Iterator[Serving]:
     output = folder / "output"
     with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "manage.py", "serve", "--ports", "0", "0"],
             cwd=BASE_DIR,
-            env=environment(folder / "demo.sqlite3"),
+            env=environment(folder / "demo.sqlite3", store),
             stdout=file,
             stderr=subprocess.STDOUT,
         )
@@ -84,6 +84,18 @@ def test_its_servers_end_with_it_even_if_it_is_killed(tmp_path: Path) -> None:
         one.process.kill()
         one.process.wait()
         wait_for(lambda: not any(map(is_listening, one.ports)))
+
+
+def test_its_redis_lasts_as_long_as_it_does(tmp_path: Path) -> None:
+    store = {"DEMO_BACKEND": "redis", "TMPDIR": str(tmp_path)}
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with serving(tmp_path, store) as one:
+            port = int(one.line("locks").rpartition(":")[2])
+            assert is_listening(port)
+            one.process.send_signal(number)
+            one.process.wait(20)
+            wait_for(lambda port=port: not is_listening(port))
+            wait_for(lambda: not list(tmp_path.glob("distlocks-demo-*")))
 
 
 def _assert_stops(serve: Serving, number: signal.Signals) -> None:

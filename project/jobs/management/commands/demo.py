@@ -13,12 +13,14 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import connection
 from rich.console import Console
+from rich.markup import escape
 
 from project.demo.checks import Record, check_all
 from project.demo.logs import read_events
 from project.demo.report import show_log, show_round, show_summary
 from project.demo.scenario import LEASE_SECONDS, LIMIT, Round, play
 from project.jobs.models import JobRun
+from project.lock_store import lock_store
 from project.servers import ServerFailed, orderly_exit, running_servers
 
 
@@ -39,7 +41,7 @@ class Command(BaseCommand):
             console.print("Interrupted. The servers are stopped.")
             raise SystemExit(130) from None
         except ServerFailed as error:
-            console.print(f"[bold red]The demo could not run:[/] {error}")
+            console.print(f"[bold red]The demo could not run:[/] {escape(str(error))}")
             raise SystemExit(1) from error
         if not held:
             raise SystemExit(1)
@@ -47,7 +49,7 @@ class Command(BaseCommand):
     def _run(self, console: Console, folder: Path) -> bool:
         began = time.monotonic()
         database = folder / "demo.sqlite3"
-        with _default_database(database):
+        with _default_database(database), lock_store(console.print) as store:
             call_command("migrate", verbosity=0)
             with running_servers(
                 {"alpha": 0, "beta": 0},
@@ -56,10 +58,12 @@ class Command(BaseCommand):
                 environment={
                     "DEMO_LEASE_SECONDS": str(LEASE_SECONDS),
                     "DEMO_JOB_LIMIT": str(LIMIT),
+                    **store.environment,
                 },
             ) as servers:
                 where = " and ".join(f"{server.name} on {server.url}" for server in servers)
-                console.print(f"Two servers, one database: {where}\n")
+                locks = f", locks in Redis at {store.redis}" if store.redis else ""
+                console.print(f"Two servers, one database{locks}: {where}\n")
                 shown: list[Round] = []
 
                 def show(played: Round) -> None:

@@ -16,6 +16,7 @@ from django.db import connection
 from django.urls import reverse
 
 from project.kept import kept
+from project.lock_store import LockStore, lock_store
 from project.servers import Server, ServerFailed, orderly_exit, running_servers
 
 USERNAME = "admin"
@@ -41,17 +42,24 @@ class Command(BaseCommand):
         connection.close()
         ports = dict(zip(("alpha", "beta"), options["ports"], strict=True))
         try:
-            with orderly_exit(), running_servers(ports, database) as servers:
-                self._show(servers, database, log_in)
+            with (
+                orderly_exit(),
+                lock_store(self._say) as store,
+                running_servers(ports, database, environment=store.environment) as servers,
+            ):
+                self._show(servers, store, database, log_in)
                 self._until_stopped(servers)
         except (KeyboardInterrupt, SystemExit):
             self.stdout.write("\nBoth servers are stopped.")
         except ServerFailed as error:
             raise CommandError(str(error)) from error
 
-    def _show(self, servers: list[Server], database: Path, log_in: str) -> None:
+    def _show(self, servers: list[Server], store: LockStore, database: Path, log_in: str) -> None:
         admin = servers[0].url + reverse("admin:index")
         locks = servers[0].url + reverse("admin:distlocks_lock_changelist")
+        if store.redis:
+            # The admin lists those in the database.
+            locks = f"on the boards; they are in Redis at {store.redis}"
         lines = [
             *(f"{server.name:<6} {server.url}/" for server in servers),
             f"admin  {admin}",
@@ -60,7 +68,10 @@ class Command(BaseCommand):
             f"data   {database}",
             "Stop with Ctrl-C. What the servers log follows.",
         ]
-        self.stdout.write("\n".join(lines))
+        self._say("\n".join(lines))
+
+    def _say(self, text: str) -> None:
+        self.stdout.write(text)
         self.stdout.flush()
 
     def _until_stopped(self, servers: list[Server]) -> None:
