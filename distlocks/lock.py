@@ -32,6 +32,8 @@ from .waiting import wake_at
 
 # As many are named in the message of LockTimeout; its `holders` may be more.
 SHOWN_HOLDERS = 3
+# Seconds for which a store takes a waiter for alive that is not heard of any more.
+PLACE_LASTS = 11.0
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -434,11 +436,15 @@ class _Acquisition:
 
     def _leave_nothing_behind(self, error: BaseException) -> None:
         """The try was interrupted, or its answer lost: it may have been granted."""
+        until = self.sent + self.ttl
         if isinstance(error, BackendUnavailable):
             error.keys = self.keys
-            if not error.in_doubt:
+            if self.attempt:
+                # The store may still have its place in a queue, and keep others waiting for it.
+                until = max(until, self.sent + PLACE_LASTS)
+            elif not error.in_doubt:
                 return
-        renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
+        renewer.abandon_soon(self.backend, self.request, until)
 
 
 def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:

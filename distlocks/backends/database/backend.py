@@ -185,7 +185,7 @@ class DatabaseBackend(ConnectedBackend):
             return freed
 
         freed = self._when_not_busy(lambda: self._run(free))
-        self._sleepers.wake(claim.key, marked=freed.awaited)
+        self._sleepers.wake(claim.key)
         return freed.ours
 
     def _end(

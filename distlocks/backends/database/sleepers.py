@@ -64,7 +64,7 @@ class Sleepers:
     def sleep(self, denial: Denial, until: float, attempt: int) -> None:
         """Block until trying again makes sense, at the latest until `until` on the lease clock."""
         if self._turns is not None and denial.queued:
-            if self._turns.wait(denial, until, lambda: self._is_denied(denial)):
+            if self._turns.wait(denial, until, lambda: self._still_denied(denial)):
                 return
             # What others announce meanwhile, they may announce in Redis.
             until = min(until, clock.lease_now() + UNTOLD)
@@ -85,7 +85,7 @@ class Sleepers:
     async def asleep(self, denial: Denial, until: float, attempt: int) -> None:
         """See sleep()."""
         if self._turns is not None and denial.queued:
-            if await self._turns.await_(denial, until, lambda: self._is_denied(denial)):
+            if await self._turns.await_(denial, until, lambda: self._still_denied(denial)):
                 return
             until = min(until, clock.lease_now() + UNTOLD)
         with self.wakeups.ticket(denial.key) as ticket:
@@ -110,11 +110,11 @@ class Sleepers:
         if self._turns is None:
             self._dialect.announce(session, key)
 
-    def wake(self, key: str, *, marked: bool = True) -> None:
+    def wake(self, key: str) -> None:
         """The key has been freed: wake who sleeps beside it in this process; where there is a
-        queue, who comes first of all. `marked`: somebody may have left word."""
+        queue, who comes first in all of them."""
         self.wakeups.wake(key)
-        if self._turns is not None and (marked or not self._dialect.can_announce):
+        if self._turns is not None:
             self._turns.call(key)
 
     def denied(self, request: Request, denial: Denial) -> bool:
@@ -150,10 +150,6 @@ class Sleepers:
             if not self._dialect.is_busy(error.__cause__):
                 raise
             return False
-
-    def _is_denied(self, denial: Denial) -> bool:
-        """Look once more, leaving word where that can be done."""
-        return self._mark(denial) if self._dialect.can_announce else self._still_denied(denial)
 
     def _still_denied(self, denial: Denial) -> bool:
         """False if it is better to try again than to look on."""

@@ -56,7 +56,8 @@ class Mailbox:
             return False
         return self._called.pop(owner_id, self) is None
 
-    def _has_called(self, owner_id: str) -> bool:
+    def has_called(self, owner_id: str) -> bool:
+        """Whether it is this owner's turn."""
         return owner_id in self._called
 
     def _take_in(self, reply: Any) -> None:
@@ -93,7 +94,7 @@ class ThreadsMailbox(Mailbox):
         failures = self._failures
         while clock.lease_now() < until and failures == self._failures:
             with self.wakeups.ticket(owner_id) as ticket:
-                if self._has_called(owner_id):
+                if self.has_called(owner_id):
                     return True
                 if not (clock.current().is_real and self._reading.acquire(blocking=False)):
                     ticket.wait(until)
@@ -110,7 +111,7 @@ class ThreadsMailbox(Mailbox):
         link: Link | None = None
         try:
             link = self._links.take(self._where())
-            while not self._has_called(owner_id) and clock.lease_now() < until:
+            while not self.has_called(owner_id) and clock.lease_now() < until:
                 request, patience = self._request(until)
                 self._take_in(link.ask(request, patience))
             self._links.give(link)
@@ -133,7 +134,7 @@ class LoopMailbox(Mailbox):
         """See ThreadsMailbox.wait()."""
         failures = self._failures
         with self.wakeups.ticket(owner_id) as ticket:
-            if self._has_called(owner_id):
+            if self.has_called(owner_id):
                 return True
             if clock.current().is_real and (self._task is None or self._task.done()):
                 self._task = asyncio.get_running_loop().create_task(

@@ -27,8 +27,8 @@ logger = logging.getLogger("distlocks")
 PATIENCE = 0.25
 # Seconds for which it is left alone after it did not answer.
 LEFT_ALONE = 1.0
-# Those next in a queue look at the store after so many seconds, in case their call was lost; those
-# further back after the others.
+# Those next in a queue look at the store after so many seconds, in case a call was lost, and call
+# whoever is first; those further back look after the others.
 LOOK_NEXT, LOOK = 0.8, 5.0
 
 
@@ -85,48 +85,51 @@ class Turns:
             self.call(key, leaving=request.owner_id)
 
     def wait(self, denial: Denial, until: float, is_denied: Callable[[], bool]) -> bool:
-        """Block until it is the asker's turn, or it should look for itself; False if Redis is lost.
+        """Block until it is the asker's turn, or the lease clock shows `until`; False if Redis is
+        lost.
 
-        `is_denied` looks at the store, once the asker has its place: a release may have come
-        between.
+        `is_denied` looks at the store, with the asker in its place: a release may have come
+        before it, or its call may have been lost.
         """
         waiting = self._waiting.get(denial.queued)
-        if waiting is None or not self.usable:
-            return False
         name = self._servers.hash_name(denial.key)
         mailbox = self._servers.mailbox(name)
         mailbox.forget(denial.queued)
-        try:
-            words = self._joining(waiting[0], denial.key, mailbox.name)
-            place = self._servers.run(name, script("turns_join"), 5, words)
-        except BackendUnavailable as error:
-            self._give_up(error)
-            return False
-        if is_denied() and not mailbox.wait(denial.queued, self._look_at(place, until)):
-            self._alone_until = clock.Clock().now() + LEFT_ALONE
-            return False
-        return True
+        while waiting is not None and self.usable:
+            try:
+                words = self._joining(waiting[0], denial.key, mailbox.name)
+                place = self._servers.run(name, script("turns_join"), 5, words)
+            except BackendUnavailable as error:
+                self._give_up(error)
+                break
+            if not is_denied():
+                self.call(denial.key)
+            if not mailbox.wait(denial.queued, self._look_at(place, until)):
+                self._give_up()
+            elif mailbox.has_called(denial.queued) or clock.lease_now() >= until:
+                return True
+        return False
 
     async def await_(self, denial: Denial, until: float, is_denied: Callable[[], bool]) -> bool:
         """See wait()."""
         waiting = self._waiting.get(denial.queued)
-        if waiting is None or not self.usable:
-            return False
         name = self._servers.hash_name(denial.key)
         mailbox = self._servers.loop_mailbox(name)
         mailbox.forget(denial.queued)
-        try:
-            words = self._joining(waiting[0], denial.key, mailbox.name)
-            place = await self._servers.arun(name, script("turns_join"), 5, words)
-        except BackendUnavailable as error:
-            self._give_up(error)
-            return False
-        if not await offload(is_denied):
-            return True
-        if not await mailbox.wait(denial.queued, self._look_at(place, until)):
-            self._alone_until = clock.Clock().now() + LEFT_ALONE
-            return False
-        return True
+        while waiting is not None and self.usable:
+            try:
+                words = self._joining(waiting[0], denial.key, mailbox.name)
+                place = await self._servers.arun(name, script("turns_join"), 5, words)
+            except BackendUnavailable as error:
+                self._give_up(error)
+                break
+            if not await offload(is_denied):
+                await offload(lambda: self.call(denial.key))
+            if not await mailbox.wait(denial.queued, self._look_at(place, until)):
+                self._give_up()
+            elif mailbox.has_called(denial.queued) or clock.lease_now() >= until:
+                return True
+        return False
 
     @staticmethod
     def _joining(request: Request, key: str, mailbox: bytes) -> bytes:
@@ -137,8 +140,8 @@ class Turns:
     def _look_at(place: int, until: float) -> float:
         return min(until, clock.lease_now() + (LOOK_NEXT if place < 2 else LOOK))
 
-    def _give_up(self, error: BackendUnavailable) -> None:
-        if self.usable:
+    def _give_up(self, error: BackendUnavailable | None = None) -> None:
+        if error is not None and self.usable:
             logger.warning("Waiters look for themselves for now: %s", error)
         self._alone_until = clock.Clock().now() + LEFT_ALONE
 

@@ -47,6 +47,7 @@ for i = 5, #ARGV, 3 do
       if token ~= '' then
         redis.pcall('ZADD', freed, now_s, owner .. k)
         call('ZREMRANGEBYSCORE', freed, '-inf', string.format('%.0f', now - REMEMBERED))
+        call('PEXPIRE', freed, 60000)
       end
       left = true
     elseif mode == 'E' then

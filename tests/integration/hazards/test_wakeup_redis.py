@@ -1,0 +1,203 @@
+"""Waiters of the database backend that are woken through Redis: first come, first served, and
+nothing but speed is lost with it."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
+
+from distlocks import Lease, LockTimeout, db_lock, locks
+from distlocks.backends.database import DatabaseBackend
+from distlocks.renewal import renewer
+from tests.servers.children import Spawner
+from tests.servers.redis import RedisServer
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.usefixtures("databases")
+
+Start = Callable[..., Future[Any]]
+STORES = ("sqlite", "portable_sqlite", "postgres", "portable_postgres", "mariadb")
+# Far longer than a look of the database's own takes.
+SOON = 4.0
+
+
+@pytest.fixture
+def server(fresh_redis: RedisServer) -> RedisServer:
+    return fresh_redis
+
+
+@pytest.fixture(params=STORES)
+def woken(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[DatabaseBackend]:
+    """The alias "default": a database whose waiters are woken through the server."""
+    entry: dict[str, Any] = settings.DISTLOCKS[request.param]
+    changed = entry | {"OPTIONS": entry["OPTIONS"] | {"wakeup": "redis"}}
+    redis = {
+        "BACKEND": "distlocks.backends.redis.RedisBackend",
+        "OPTIONS": {"url": server.url},
+    }
+    with override_settings(DISTLOCKS={"default": changed, "redis": redis}):
+        backend = locks["default"]
+        assert isinstance(backend, DatabaseBackend)
+        yield backend
+        renewer.settle_releases()
+        locks.close_all()
+
+
+def queued(server: RedisServer, key: str) -> int:
+    return int(server.client().zcard(f"{{distlocks.turns}}:q:{key}"))
+
+
+def wait_in_turn(server: RedisServer, key: str, start: Start, count: int) -> list[Future[Lease]]:
+    """So many waiters, each begun when the one before it stood in the queue."""
+    waiters = []
+    for number in range(count):
+        waiters.append(start(db_lock(key, timeout=30, renew=False).acquire))
+        eventually(lambda number=number: queued(server, key) == number + 1)  # type: ignore[misc]
+    return waiters
+
+
+class TestInTurn:
+    def test_first_come_first_served(
+        self,
+        woken: DatabaseBackend,
+        server: RedisServer,
+        key: str,
+        start: Start,
+    ) -> None:
+        lease = db_lock(key).acquire()
+        waiters = wait_in_turn(server, key, start, 5)
+        for waiter in waiters:
+            assert lease.release()
+            lease = waiter.result(SOON)
+        assert lease.release()
+        assert queued(server, key) == 0
+
+    async def test_tasks_wait_on_their_event_loop(
+        self, woken: DatabaseBackend, server: RedisServer, key: str
+    ) -> None:
+        lease = await db_lock(key).aacquire()
+
+        async def work() -> None:
+            async with db_lock(key, timeout=30):
+                pass
+
+        tasks = [asyncio.create_task(work()) for _ in range(5)]
+        await asyncio.to_thread(lambda: eventually(lambda: queued(server, key) == 5))
+        async with asyncio.timeout(SOON):
+            await lease.arelease()
+            await asyncio.gather(*tasks)
+        assert queued(server, key) == 0
+
+    def test_who_gives_up_leaves_the_queue(
+        self,
+        woken: DatabaseBackend,
+        server: RedisServer,
+        key: str,
+        start: Start,
+    ) -> None:
+        lease = db_lock(key).acquire()
+        with pytest.raises(LockTimeout):
+            db_lock(key, timeout=0.1).acquire()
+        assert queued(server, key) == 0
+        (waiter,) = wait_in_turn(server, key, start, 1)
+        lease.release()
+        waiter.result(SOON).release()
+
+    def test_a_waiter_that_was_killed_does_not_keep_the_next_from_its_turn(
+        self,
+        woken: DatabaseBackend,
+        server: RedisServer,
+        key: str,
+        spawn: Spawner,
+        start: Start,
+    ) -> None:
+        lease = db_lock(key).acquire()
+        using = woken.using
+        child = spawn(
+            """
+            from django.test import override_settings
+            from distlocks import db_lock
+            with override_settings(DISTLOCKS=entries):
+                db_lock(key, timeout=60).acquire()
+            """,
+            key=key,
+            entries=settings.DISTLOCKS,
+        )
+        eventually(lambda: queued(server, key) == 1)
+        waiter = start(db_lock(key, timeout=30).acquire)
+        eventually(lambda: queued(server, key) == 2)
+        child.kill()
+        lease.release()
+        waiter.result(5 + SOON).release()
+        assert using == woken.using
+
+
+class TestWithoutRedis:
+    def test_the_database_alone_says_who_has_a_key(
+        self, woken: DatabaseBackend, server: RedisServer, key: str
+    ) -> None:
+        lease = db_lock(key).acquire()
+        server.client().flushall()
+        assert db_lock(key, timeout=0.1).try_acquire() is None
+        assert lease.release()
+
+    @pytest.mark.parametrize("how", ["kill", "pause"])
+    def test_what_is_lost_is_speed(
+        self,
+        woken: DatabaseBackend,
+        server: RedisServer,
+        key: str,
+        how: str,
+        start: Start,
+    ) -> None:
+        lease = db_lock(key).acquire()
+        waiters = wait_in_turn(server, key, start, 3)
+        getattr(server, how)()
+        try:
+            for _ in range(3):
+                assert lease.release()
+                eventually(lambda: any(one.done() for one in waiters))
+                (done,) = [one for one in waiters if one.done()]
+                waiters.remove(done)
+                lease = done.result()
+            # And from the beginning.
+            waiter = start(db_lock(key, timeout=30).acquire)
+            eventually(lambda: not waiter.done())
+            assert lease.release(), lease
+            lease = waiter.result(SOON)
+        finally:
+            server.resume() if how == "pause" else server.start()
+        lease.release()
+        # It comes back by itself.
+        lease = db_lock(key).acquire()
+        eventually(lambda: woken._sleepers._turns.usable)  # type: ignore[union-attr]
+        # What was sent to a server that stood still, it has done since.
+        others = queued(server, key)
+        last = start(db_lock(key, timeout=30).acquire)
+        eventually(lambda: queued(server, key) == others + 1)
+        lease.release()
+        last.result(10).release()
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("alias", "said"),
+        [
+            ("absent", "'wakeup'] = 'absent' is no alias"),
+            ("memory", "MemoryBackend, which cannot wake others"),
+            (3, "'wakeup'] = 3 is no alias"),
+        ],
+    )
+    def test_what_is_no_redis_backend_is_refused(self, alias: Any, said: str, key: str) -> None:
+        entry: dict[str, Any] = settings.DISTLOCKS["default"]
+        wrong = entry | {"OPTIONS": entry["OPTIONS"] | {"wakeup": alias}}
+        memory = settings.DISTLOCKS["memory"]
+        with override_settings(DISTLOCKS={"default": wrong, "memory": memory}):
+            with pytest.raises(ImproperlyConfigured) as caught:
+                db_lock(key).acquire()
+            assert said in str(caught.value)
