@@ -17,5 +17,6 @@ lock_released = Signal()
 # A lease ended before its holder was done. Arguments: alias, keys, owner_id, fencing_tokens,
 # reason, label.
 lease_lost = Signal()
-# A sweep found leases past their expiry. Arguments: alias, keys, holders.
+# Leases were found past their expiry: by a sweep or, on Redis, by who took them over. Arguments:
+# alias, keys, holders.
 locks_expired = Signal()

@@ -46,7 +46,8 @@ class DatabaseBackend(ConnectedBackend):
 
     OPTIONS: `using`, the database alias (default: "default"); `dialect`, "auto" or "portable" (the
     ORM path even where a faster one exists); `listen`, whether waiters on PostgreSQL may be woken
-    by notifications (default: True; they poll where notifications do not arrive).
+    by notifications (default: True; they poll where notifications do not arrive); `wakeup`, the
+    alias of a Redis backend through which waiters queue and are called in their turn.
 
     Statements run on a connection of our own in autocommit, so that a lock is visible to others
     at once and outlives a rollback. The exceptions, where the caller's own connection is used:

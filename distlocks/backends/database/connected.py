@@ -46,6 +46,8 @@ class ConnectedBackend(BaseBackend):
         super().__init__(alias, params)
         self.using: Any = self.options.get("using", "default")
         self._check_options()
+        wakeup = self.options.get("wakeup")
+        self._wakeup = None if wakeup is None else self._redis_backend(wakeup)
         # As many entries as there are verbs on our own connections.
         self._verbs_under_way: list[None] = []
         # Grants to be released before this thread's next verb.
@@ -121,18 +123,21 @@ class ConnectedBackend(BaseBackend):
         return Sleepers(self.dialect, self._run, self._channel, listen=listen, turns=self._turns())
 
     def _turns(self) -> Turns | None:
-        alias = self.options.get("wakeup")
-        if alias is None:
+        if self._wakeup is None:
             return None
         from ..redis.turns import Turns
 
-        return Turns(self._redis_backend(alias))
+        return Turns(self._wakeup)
 
     def _redis_backend(self, alias: Any) -> RedisBackend:
         """The Redis backend of this alias of DISTLOCKS; InvalidSetting if it is none."""
-        from ..redis import RedisBackend
-
         where = f"DISTLOCKS[{self.alias!r}]['OPTIONS']['wakeup'] = {alias!r}"
+        try:
+            from ..redis import RedisBackend
+        except ImportError as error:
+            raise InvalidSetting(
+                22, f"{where} needs redis-py: {error}.", "Install distlocks[redis]."
+            ) from error
         found = aliases().get(alias)
         path = found.get("BACKEND", "") if isinstance(found, Mapping) else ""
         if not path:
