@@ -50,9 +50,10 @@ class Ask(NamedTuple):
 
 
 class Open(NamedTuple):
-    """A step: a link to the server of this hash is needed."""
+    """A step: a link to the server of this hash is needed, or to another, for once."""
 
     hash_name: bytes
+    address: Address | None = None
 
 
 # A number: so many seconds of rest.
@@ -193,13 +194,15 @@ class Servers:
         """
         give_up = clock.Clock().now() + FAILOVER_PATIENCE
         in_doubt = was_sent and not isinstance(failure, ReplyError)
-        tries, asking = 0, False
+        tries = 0
         while True:
+            asked_at = None
             if failure is not None:
                 tries += 1
                 may_pass = self._learn_from(failure, hash_name)
-                if isinstance(failure, ReplyError) and _code(failure) == "ASK":
-                    asking = True
+                if _code(failure) == "ASK":
+                    # The slot is on its way there.
+                    asked_at = self._redirected(failure, hash_name)
                 late = clock.Clock().now() >= give_up
                 if not may_pass or late or tries > 20 or isinstance(failure, TimeoutError):
                     self._fail(failure, in_doubt)
@@ -208,11 +211,12 @@ class Servers:
             link: Link | None = None
             sent = False
             try:
-                link = yield Open(hash_name)
-                if failure is not None and _code(failure) == "NOSCRIPT":
+                link = yield Open(hash_name, asked_at)
+                if _code(failure) == "NOSCRIPT":
                     yield Ask(link, text)
-                if asking:
-                    asking = False
+                if asked_at is not None:
+                    # It may not know the script, and would then forget that it was asked.
+                    yield Ask(link, text or pack(b"PING"))
                     yield Ask(link, pack(b"ASKING"))
                 sent = True
                 reply = yield Ask(link, request_over(link))
@@ -241,16 +245,20 @@ class Servers:
             self._forget_server(hash_name)
             return True
         code = _code(failure)
+        if code == "MOVED":
+            self.place.moved(hash_name, self._redirected(failure, hash_name))
         if code in ("MOVED", "ASK"):
-            host, _, port = str(failure).split()[2].rpartition(":")
-            if code == "MOVED":
-                known = self.place.known(hash_name) or ("", 0)
-                self.place.moved(hash_name, (host or known[0], int(port)))
             return True
         if code in _ELSEWHERE:
             self._forget_server(hash_name)
             return self.place.can_fail_over
         return code == "NOSCRIPT" or (code in _PASSING and self.place.can_fail_over)
+
+    def _redirected(self, failure: Exception, hash_name: bytes) -> Address:
+        """Where a server of a Cluster sends us."""
+        host, _, port = str(failure).split()[2].rpartition(":")
+        known = self.place.known(hash_name) or ("", 0)
+        return host or known[0], int(port)
 
     def _forget_server(self, hash_name: bytes) -> None:
         address = self.place.known(hash_name)
@@ -300,7 +308,8 @@ class Servers:
                         if held is not None:
                             self.links.give(held)
                             held = None
-                        answer = held = self.links.take(self.place.address(step.hash_name))
+                        address = step.address or self.place.address(step.hash_name)
+                        answer = held = self.links.take(address)
                     else:
                         time.sleep(step)
                 except BaseException as failure:
@@ -332,7 +341,7 @@ class Servers:
                         if held is not None:
                             self.links.give(held, blocking=False)
                             held = None
-                        answer = held = await self._aopen(step.hash_name)
+                        answer = held = await self._aopen(step)
                     else:
                         await asyncio.sleep(step)
                 except BaseException as failure:
@@ -344,13 +353,15 @@ class Servers:
             if held is not None:
                 self.links.give(held, blocking=False)
 
-    async def _aopen(self, hash_name: bytes) -> Link:
-        address = self.place.known(hash_name)
+    async def _aopen(self, step: Open) -> Link:
+        address = step.address or self.place.known(step.hash_name)
         if address is not None:
             with suppress(IndexError):
                 return self.links.idle(address, blocking=False).pop()
         return await offload(
-            lambda: self.links.take(self.place.address(hash_name), blocking=False),
+            lambda: self.links.take(
+                step.address or self.place.address(step.hash_name), blocking=False
+            ),
             undo=lambda link: self.links.give(link, blocking=False),
         )
 

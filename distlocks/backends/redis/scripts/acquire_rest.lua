@@ -81,12 +81,7 @@ for _, c in ipairs(wanted) do
   else
     token = next_token(last)
     last = token
-    local v = c.s.mode == '' and c.s.v
-    if v and sub(v, 49, 49) == 'E' then
-      local _, stop = string.find(v, '\n', 50, true)
-      note_expired(c.k, sub(v, 50, stop - 1), sub(v, 1, 16), sub(v, 17, 32), sub(v, 33, 48), 'E',
-        sub(v, stop + 1))
-    end
+    note_taken_over(c.k, c.s)
   end
   told_now = true
   put(c.k, c.s, c.mode, owner, now + hold, token, acquired, 'E', who)

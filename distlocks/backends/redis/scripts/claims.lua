@@ -7,6 +7,16 @@ local function note_expired(k, id, expiry, token, acquired, mode, who)
   expired[#expired + 1] = {k, id, expiry, token, acquired, 'E', mode, who}
 end
 
+-- Somebody else is about to get a key on which there is nothing live.
+local function note_taken_over(k, s)
+  local v = s.mode == '' and s.v
+  if v and sub(v, 49, 49) == 'E' then
+    local _, stop = string.find(v, '\n', 50, true)
+    note_expired(k, sub(v, 50, stop - 1), sub(v, 1, 16), sub(v, 17, 32), sub(v, 33, 48), 'E',
+      sub(v, stop + 1))
+  end
+end
+
 -- Drop members whose time is up.
 local function purge(k)
   local z, info = H .. ':s:' .. k, H .. ':i:' .. k
@@ -126,6 +136,7 @@ local function advance(k, s, me, claim)
       take_out(k, id)
       local _, stop = string.find(w, '\n', 23, true)
       local mailbox = H .. ':m:' .. sub(w, 23, stop - 1)
+      note_taken_over(k, s)
       put(k, s, mode, id, now + RESERVED, NOBODY, now_s, 'R', sub(w, stop + 1))
       call('RPUSH', mailbox, id)
       call('PEXPIRE', mailbox, 60000)

@@ -8,7 +8,8 @@ local page = call('HSCAN', H, ARGV[3], 'COUNT', ARGV[4])
 local examined, deleted = 0, 0
 local long_ago = digits(now - REMEMBERED)
 for i = 1, #page[2], 2 do
-  local k, v = page[2][i], page[2][i + 1]
+  -- As it is now: what came before it on this page may have handed the key on.
+  local k, v = page[2][i], call('HGET', H, page[2][i]) or ''
   if sub(k, 1, 2) == '\1q' then
     k = sub(k, 3)
     if not dry then
@@ -18,7 +19,7 @@ for i = 1, #page[2], 2 do
       end
       if quarantine == 0 then advance(k, look(k)) end
     end
-  elseif sub(k, 1, 1) ~= '\1' then
+  elseif sub(k, 1, 1) ~= '\1' and v ~= '' then
     examined = examined + 1
     local state = sub(v, 49, 49)
     if state == 'S' then
