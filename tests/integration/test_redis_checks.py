@@ -9,8 +9,11 @@ from django.conf import settings
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import CommandError, call_command
 from django.test import override_settings
+from django_redis import pool
 
 from distlocks import BackendUnavailable, LockTimeout, db_lock, locks
+from distlocks.backends.redis import RedisBackend
+from distlocks.backends.redis.place import Sentinels
 from tests.servers.base import free_port
 from tests.servers.redis import RedisServer
 from tests.servers.redis_groups import SentinelGroup
@@ -199,3 +202,44 @@ class TestQuarantine:
                 call_command("lock_quarantine", backend=["default"])
             with pytest.raises(CommandError, match="No configured lock backend"):
                 call_command("lock_quarantine")
+
+
+class TestCachesOfOtherKinds:
+    def test_one_that_asks_sentinels(
+        self, use: Use, redis_sentinel: SentinelGroup, key: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": f"redis://{redis_sentinel.service}/2",
+            "OPTIONS": {
+                "CLIENT_CLASS": "django_redis.client.SentinelClient",
+                "SENTINELS": redis_sentinel.sentinels,
+            },
+        }
+        monkeypatch.setattr(
+            settings,
+            "DJANGO_REDIS_CONNECTION_FACTORY",
+            "django_redis.pool.SentinelConnectionFactory",
+            raising=False,
+        )
+        monkeypatch.setattr(pool, "_connection_factory", None, raising=False)
+        use({"default": cache}, cache="default", quarantine=0)
+        backend = locks["default"]
+        assert isinstance(backend, RedisBackend)
+        assert isinstance(backend.place, Sentinels)
+        assert backend.place.db == 15
+        with db_lock(key):
+            pass
+        primary = redis_sentinel.master()
+        assert backend.place.known(b"") == (primary.host, primary.port)
+
+    def test_one_whose_keys_are_spread_is_refused(
+        self, use: Use, redis_server: RedisServer
+    ) -> None:
+        cache = {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": [redis_server.url, redis_server.url],
+            "OPTIONS": {"CLIENT_CLASS": "django_redis.client.ShardClient"},
+        }
+        use({"default": cache}, cache="default")
+        assert "which names no one Redis server" in found()["distlocks.E018"].msg

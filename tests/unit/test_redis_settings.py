@@ -93,7 +93,7 @@ def test_who_asks_for_the_caches_database_gets_it() -> None:
         ({"cluster": []}, r"\['cluster'\] must be a list"),
         ({"cluster": "http://x"}, r"\['cluster'\] is no URL"),
         ({"cache": "absent"}, r"\['cache'\] = 'absent' is no alias of CACHES"),
-        ({"cache": "default"}, "LocMemCache, which is not in Redis"),
+        ({"cache": "default"}, "LocMemCache, which names no one Redis server"),
         ({"url": URL, "db": -1}, r"\['db'\] must be a whole number"),
         ({"url": URL, "db": "one"}, r"\['db'\] must be a whole number"),
         ({"url": URL, "namespace": "a{b}"}, r"\['namespace'\] = 'a\{b\}'"),

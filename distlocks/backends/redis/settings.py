@@ -211,7 +211,7 @@ def client_of(settings: Settings, alias: Any) -> Any:
     found = redis_client(cache)
     if found is None:
         settings.refuse(
-            f"['cache'] = {alias!r} is a {type(cache).__name__}, which is not in Redis.",
+            f"['cache'] = {alias!r} is a {type(cache).__name__}, which names no one Redis server.",
             "Name an alias of django_redis.cache.RedisCache or "
             "django.core.cache.backends.redis.RedisCache, or the servers by 'url'.",
         )
@@ -222,7 +222,11 @@ def redis_client(cache: Any) -> Any:
     """The redis-py client that a cache writes by; None if it has none."""
     client: Any = getattr(cache, "client", None)
     if hasattr(client, "get_client"):
-        return client.get_client(write=True)
+        try:
+            return client.get_client(write=True)
+        except NotImplementedError:
+            # django-redis' ShardClient: several servers, each with some of the keys.
+            return None
     inner: Any = getattr(cache, "_cache", None)
     if hasattr(inner, "get_client"):
         return inner.get_client(None, write=True)
