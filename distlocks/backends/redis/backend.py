@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ... import clock
 from ...claims import (
@@ -24,11 +24,13 @@ from ...claims import (
     to_us,
 )
 from ...conf import Params
+from ...exceptions import BackendUnavailable
 from ...keys import check_key
 from ...waiting import MAX_SLEEP, poll_delay
 from ..base import BaseBackend
 from ..offload import submit
-from .records import LETTER, holder, is_live, split, waiter, who
+from .calls import Answers, asking, ending, lasting, parts, whole, without
+from .records import holder, is_live, split, waiter
 from .scripts import script
 from .server import Servers
 from .settings import MAX_CONNECTIONS, NAMES, Settings
@@ -37,8 +39,6 @@ from .wire import Reply, pack, packed
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-# So many claims are extended by one script: a longer one would keep others waiting.
-EXTENDED_AT_ONCE = 200
 # So many fields are looked at by one request.
 PAGE = 500
 # Seconds after which those next in a queue look again: the one before them may have died.
@@ -92,6 +92,8 @@ class RedisBackend(BaseBackend):
             min_replicas=self.settings.min_replicas,
             alias=alias,
         )
+        # When all buckets may be asked again whether they are in quarantine.
+        self._next_round = 0.0
         self._acquire = script("acquire")
         self._release = script("release")
 
@@ -104,7 +106,7 @@ class RedisBackend(BaseBackend):
             mailbox = self.servers.mailbox(hash_name) if request.waits else None
             if mailbox is not None:
                 mailbox.forget(request.owner_id)
-            words, tail = self._wanted(request, claims, mailbox)
+            words, tail = asking(request, claims, mailbox)
             reply = self.servers.run(hash_name, self._acquire, words, tail)
             return self._answer(request, claims, reply)
         return self._try_in_parts(request)
@@ -116,29 +118,13 @@ class RedisBackend(BaseBackend):
             mailbox = self.servers.loop_mailbox(hash_name) if request.waits else None
             if mailbox is not None:
                 mailbox.forget(request.owner_id)
-            words, tail = self._wanted(request, claims, mailbox)
+            words, tail = asking(request, claims, mailbox)
             reply = await self.servers.arun(hash_name, self._acquire, words, tail)
             return self._answer(request, claims, reply)
         return await self._atry_in_parts(request)
 
     def _is_one_hash(self, claims: Sequence[Claim], hash_name: bytes) -> bool:
         return all(self.servers.hash_name(claim.key) == hash_name for claim in claims)
-
-    def _wanted(self, request: Request, claims: Sequence[Claim], mailbox: Any) -> tuple[int, bytes]:
-        """The arguments of the acquire script, packed: how many, and what."""
-        waited = b""
-        if request.waits:
-            waited = b"%d" % max(to_us(clock.lease_now() - request.asked_at), 0)
-        words = [
-            mailbox.name if mailbox is not None else b"",
-            request.owner_id.encode(),
-            b"%d" % request.hold_us,
-            waited,
-            who(request),
-        ]
-        for key, mode, limit in claims:
-            words += (key.encode(), LETTER[mode], b"%d" % limit)
-        return len(words), packed(words)
 
     def _answer(self, request: Request, claims: Sequence[Claim], reply: Reply) -> Grant | Denial:
         expired: tuple[Holder, ...] = ()
@@ -192,116 +178,74 @@ class RedisBackend(BaseBackend):
     # Keys on several servers of a Cluster: taken one after the other, in the order in which
     # everybody takes them, or given back.
 
-    def _parts(self, claims: Sequence[Claim]) -> list[tuple[Claim, ...]]:
-        by_hash: dict[bytes, list[Claim]] = {}
-        for claim in claims:
-            by_hash.setdefault(self.servers.hash_name(claim.key), []).append(claim)
-        return [tuple(by_hash[name]) for name in sorted(by_hash)]
-
     def _try_in_parts(self, request: Request) -> Grant | Denial:
         grants: list[Grant] = []
-        for claims in self._parts(request.claims):
-            answer = self.try_acquire(_part(request, claims))
+        for part in parts(self.servers, request):
+            try:
+                answer = self.try_acquire(part)
+            except BackendUnavailable as error:
+                error.in_doubt |= bool(grants)
+                raise
             if isinstance(answer, Denial):
                 # Also what is reserved for it further on, for the next who waits there.
-                others = [claim for claim in request.claims if claim not in claims]
-                self.abandon(_part(request, tuple(others)))
+                self.abandon(without(request, part))
                 return answer
             grants.append(answer)
-        return _whole(request, grants)
+        return whole(request, grants)
 
     async def _atry_in_parts(self, request: Request) -> Grant | Denial:
         grants: list[Grant] = []
-        for claims in self._parts(request.claims):
-            answer = await self.atry_acquire(_part(request, claims))
+        for part in parts(self.servers, request):
+            try:
+                answer = await self.atry_acquire(part)
+            except BackendUnavailable as error:
+                error.in_doubt |= bool(grants)
+                raise
             if isinstance(answer, Denial):
-                others = [claim for claim in request.claims if claim not in claims]
-                await self.aabandon(_part(request, tuple(others)))
+                await self.aabandon(without(request, part))
                 return answer
             grants.append(answer)
-        return _whole(request, grants)
+        return whole(request, grants)
 
     # Release and extend
 
     def abandon(self, request: Request) -> None:
-        for hash_name, words, tail, _ in self._ended(request.claims, request.owner_id, (), 0):
+        for hash_name, words, tail, _ in ending(self.servers, request.claims, request.owner_id):
             self.servers.run(hash_name, self._release, words, tail)
 
     async def aabandon(self, request: Request) -> None:
-        for hash_name, words, tail, _ in self._ended(request.claims, request.owner_id, (), 0):
+        for hash_name, words, tail, _ in ending(self.servers, request.claims, request.owner_id):
             await self.servers.arun(hash_name, self._release, words, tail)
 
     def release(self, grant: Grant) -> bool:
         ours = True
-        for hash_name, words, tail, count in self._ended(
-            grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
+        for hash_name, words, tail, count in ending(
+            self.servers, grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
         ):
             ours = self.servers.run(hash_name, self._release, words, tail) == count and ours
         return ours
 
     async def arelease(self, grant: Grant) -> bool:
         ours = True
-        for hash_name, words, tail, count in self._ended(
-            grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
+        for hash_name, words, tail, count in ending(
+            self.servers, grant.claims, grant.owner_id, grant.fencing_tokens, grant.min_hold_us
         ):
             reply = await self.servers.arun(hash_name, self._release, words, tail)
             ours = reply == count and ours
         return ours
 
-    def _ended(
-        self, claims: Sequence[Claim], owner_id: str, tokens: Sequence[int], min_hold_us: int
-    ) -> Iterator[tuple[bytes, int, bytes, int]]:
-        """Per hash, the arguments of the release script and how many claims are in them."""
-        head = (owner_id.encode(), b"%d" % min_hold_us)
-        if len(claims) == 1:
-            key, mode, _ = claims[0]
-            token = b"%d" % tokens[0] if tokens else b""
-            words = (*head, key.encode(), LETTER[mode], token)
-            yield self.servers.hash_name(key), 5, packed(words), 1
-            return
-        by_hash: dict[bytes, list[bytes]] = {}
-        for number, (key, mode, _) in enumerate(claims):
-            token = b"%d" % tokens[number] if tokens else b""
-            by_hash.setdefault(self.servers.hash_name(key), []).extend(
-                (key.encode(), LETTER[mode], token)
-            )
-        for hash_name, fields in by_hash.items():
-            yield hash_name, len(fields) + 2, packed((*head, *fields)), len(fields) // 3
-
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         extended = Answers(extensions)
-        for hash_name, words, tail, owners in self._lasting(extensions):
+        for hash_name, words, tail, owners in lasting(self.servers, extensions):
             extended.note(owners, self.servers.run(hash_name, script("extend"), words, tail))
         return extended.result()
 
     async def aextend(self, extensions: Sequence[Extension]) -> Extended:
         extended = Answers(extensions)
-        for hash_name, words, tail, owners in self._lasting(extensions):
+        for hash_name, words, tail, owners in lasting(self.servers, extensions):
             reply = await self.servers.arun(hash_name, script("extend"), words, tail)
             extended.note(owners, reply)
         return extended.result()
-
-    def _lasting(
-        self, extensions: Sequence[Extension]
-    ) -> Iterator[tuple[bytes, int, bytes, list[str]]]:
-        """Per hash and batch, the arguments of the extend script and whose claims they are."""
-        wanted: dict[bytes, list[tuple[str, tuple[bytes, ...]]]] = {}
-        for extension in extensions:
-            grant = extension.grant
-            owner, ttl = grant.owner_id.encode(), b"%d" % extension.ttl_us
-            min_hold = b"%d" % grant.min_hold_us
-            for (key, mode, _), token in zip(grant.claims, grant.fencing_tokens, strict=True):
-                wanted.setdefault(self.servers.hash_name(key), []).append(
-                    (
-                        grant.owner_id,
-                        (key.encode(), owner, b"%d" % token, ttl, min_hold, LETTER[mode]),
-                    )
-                )
-        for hash_name, all_of_it in wanted.items():
-            for first in range(0, len(all_of_it), EXTENDED_AT_ONCE):
-                batch = all_of_it[first : first + EXTENDED_AT_ONCE]
-                words = [word for _, claim in batch for word in claim]
-                yield hash_name, len(words), packed(words), [owner for owner, _ in batch]
 
     # Looking and clearing up
 
@@ -318,9 +262,8 @@ class RedisBackend(BaseBackend):
         seen: set[bytes] = set()
         pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", prefix) + b"*"
         while True:
-            seconds, us = self._asked(hash_name, pack(b"TIME"))
-            now = int(seconds) * MICROSECOND + int(us)
-            cursor, page = self._asked(
+            now = self._now(hash_name)
+            cursor, page = self.servers.ask(
                 hash_name,
                 pack(b"HSCAN", hash_name, cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE),
             )
@@ -341,19 +284,20 @@ class RedisBackend(BaseBackend):
             for fields in told:
                 yield self._public(fields, int(now_))
 
-    def _asked(self, hash_name: bytes, request: bytes) -> Reply:
-        return self.servers.ask(hash_name, request)
+    def _now(self, hash_name: bytes) -> int:
+        """Microseconds, by the server's clock."""
+        seconds, us = self.servers.ask(hash_name, pack(b"TIME"))
+        return int(seconds) * MICROSECOND + int(us)
 
     def waiters(self, key: str) -> list[Waiter]:
         name = (self.prefix + key).encode()
         hash_name = self.servers.hash_name(self.prefix + key)
-        queue = self._asked(
+        queue = self.servers.ask(
             hash_name, pack(b"ZRANGE", hash_name + b":q:" + name, b"0", b"-1", b"WITHSCORES")
         )
-        details = self._asked(hash_name, pack(b"HGETALL", hash_name + b":w:" + name))
+        details = self.servers.ask(hash_name, pack(b"HGETALL", hash_name + b":w:" + name))
         known = dict(zip(details[::2], details[1::2], strict=True))
-        seconds, us = self._asked(hash_name, pack(b"TIME"))
-        now = int(seconds) * MICROSECOND + int(us)
+        now = self._now(hash_name)
         return [
             waiter(self.public_key(self.prefix + key), owner, float(asked), known[owner])
             for owner, asked in zip(queue[::2], queue[1::2], strict=True)
@@ -408,8 +352,6 @@ class RedisBackend(BaseBackend):
             self._next_round = clock.lease_now() + self.settings.quarantine / 2
             submit(self.quarantine)
 
-    _next_round = 0.0
-
     # Waiting
 
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
@@ -445,44 +387,3 @@ class RedisBackend(BaseBackend):
 
     def close(self) -> None:
         self.servers.close()
-
-
-def _part(request: Request, claims: tuple[Claim, ...]) -> Request:
-    """Those claims of a request that one server has."""
-    return replace(request, claims=claims)
-
-
-def _whole(request: Request, grants: Sequence[Grant]) -> Grant:
-    """The grant of all claims, from those of the parts."""
-    tokens = {
-        claim.key: token
-        for grant in grants
-        for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True)
-    }
-    return replace(
-        grants[0],
-        claims=request.claims,
-        fencing_tokens=tuple(tokens[claim.key] for claim in request.claims),
-        acquired_us=min(grant.acquired_us for grant in grants),
-        expired=tuple(holder for grant in grants for holder in grant.expired),
-    )
-
-
-class Answers:
-    """What became of each grant of a batch, whose claims may be on several servers."""
-
-    def __init__(self, extensions: Sequence[Extension]) -> None:
-        self._worst = {extension.grant.owner_id: "1" for extension in extensions}
-
-    def note(self, owners: Sequence[str], reply: bytes) -> None:
-        """One answer for each claim: '1' extended, '0' lost, 'B' busy."""
-        for owner, answer in zip(owners, reply.decode(), strict=True):
-            if self._worst[owner] == "1" or answer == "0":
-                self._worst[owner] = answer
-
-    def result(self) -> Extended:
-        """A grant is lost with any of its claims, and extended with all of them."""
-        return Extended(
-            extended=frozenset(o for o, answer in self._worst.items() if answer == "1"),
-            lost=frozenset(o for o, answer in self._worst.items() if answer == "0"),
-        )
