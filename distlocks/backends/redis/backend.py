@@ -164,7 +164,8 @@ class RedisBackend(BaseBackend):
         elif why == b"B":
             reason = "Others have waited for longer."
         if place >= 2:
-            remaining = max(remaining, MAX_SLEEP)
+            # It is called. After a quarantine those before it may be gone, and nobody calls.
+            remaining = remaining + place * RESERVED if why == b"Q" else MAX_SLEEP
         elif place >= 0:
             remaining = min(remaining + place * RESERVED, LOOK_AGAIN)
         return Denial(

@@ -41,7 +41,8 @@ def _about(host: str, pid: int, thread: str, label: str) -> bytes:
 
 
 def _known(text: bytes) -> dict[str, Any]:
-    host, pid, thread, label, metadata = (text or b"\t0\t\t\t").decode().split(_BETWEEN, 4)
+    about = text.partition(b"\n")[0] or b"\t0\t\t\t"
+    host, pid, thread, label, metadata = about.decode().split(_BETWEEN, 4)
     return {
         "host": host,
         "pid": int(pid),

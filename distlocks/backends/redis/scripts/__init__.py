@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 # What each is made of: what nearly every call needs comes before what few do.
 _PARTS = {
-    "acquire": ("acquire", "common", "claims", "acquire_rest"),
-    "release": ("release", "common", "claims", "release_rest"),
+    "acquire": ("common", "acquire", "claims", "acquire_rest"),
+    "release": ("release", "common", "release_handoff", "claims", "release_rest"),
     "extend": ("common", "extend"),
     "force": ("common", "claims", "force"),
     "find": ("common", "claims", "find"),

@@ -4,31 +4,49 @@
 -- ARGV: run id, longest ttl, mailbox, owner id, hold, how long the asker has waited ('' if it is
 -- not going to wait), who it is; then key, mode and limit of each claim. Durations are in µs.
 --
--- This half: one exclusive claim on a key that is free, with nobody waiting, which is what nearly
--- always comes. It stands before everything that only the rest needs. For records see common.lua.
+-- This half: one exclusive claim on a key that is free, that was reserved for the asker, or that
+-- somebody else has exclusively, which is what nearly always comes.
 local owner, hold, waited, who = ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7]
-if ARGV[1] == '' then ARGV[1] = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
+
+local function next_token(last)
+  if last and last >= now_s then return string.format('%.0f', last + 1) end
+  return now_s
+end
+
+-- Give the asker a place in the queue, or say that it is still there; how many are before it.
+local function join(k, mode, limit, has_flag)
+  local queue, waiters = H .. ':q:' .. k, H .. ':w:' .. k
+  redis.call('ZADD', queue, 'NX', string.format('%.0f', now - waited), owner)
+  local place = redis.call('ZRANK', queue, owner)
+  local alive = now + (place < 2 and ALIVE_NEXT or ALIVE)
+  redis.call('HSET', waiters, owner,
+    digits(alive) .. mode .. string.format('%05d', limit) .. ARGV[3] .. '\n' .. who)
+  if not has_flag or place == 0 then redis.call('HSET', H, '\1q' .. k, '1') end
+  redis.call('PEXPIRE', queue, 60000)
+  redis.call('PEXPIRE', waiters, 60000)
+  return place
+end
 
 if ARGV[9] == 'E' and not ARGV[11] then
-  local H, clock, k = KEYS[1], redis.call('TIME'), ARGV[8]
+  local k = ARGV[8]
   local m = redis.call('HMGET', H, '\1r', '\1y', '\1t', k, '\1q' .. k)
   local v = m[4]
-  if not m[5] and (m[1] == ARGV[1] and not m[2] or ARGV[1] == '-') then
-    local now_s = string.format('%d%06d', clock[1], clock[2])
+  if quarantined(m[1], m[2]) == 0 then
     local state = v and string.sub(v, 49, 49)
-    if not v or state == 'F' or (state ~= 'S' and string.sub(v, 1, 16) <= now_s) then
-      local token = now_s
-      if m[3] and m[3] >= now_s then token = string.format('%.0f', m[3] + 1) end
-      local us = clock[2] + hold
+    local free = not v or state == 'F' or (state ~= 'S' and string.sub(v, 1, 16) <= now_s)
+    local mine = v and string.sub(v, 50, 50 + #owner) == owner .. '\n'
+    if free and not m[5] or (not free and state == 'R' and mine) then
+      local token = next_token(m[3])
+      -- Who handed it over keeps its line: its release may come again.
+      local former = state == 'R' and string.match(v, '\n[^\n]*(\n[^\n]*)$', 50) or ''
       redis.call('HSET', H, '\1t', token, k,
-        string.format('%d%06d', clock[1] + math.floor(us / 1000000), us % 1000000)
-          .. token .. now_s .. 'E' .. owner .. '\n' .. who)
+        digits(now + hold) .. token .. now_s .. 'E' .. owner .. '\n' .. who .. former)
       local gone
       if state == 'E' then gone = {{k, v}} end
       if not v then
         -- A record more: what others have left behind goes, so that there are never many.
         local some = redis.call('HRANDFIELD', H, -2, 'WITHVALUES')
-        local long_ago = (clock[1] - 10) .. '000000'
+        local long_ago = digits(now - REMEMBERED)
         for i = 1, 4, 2 do
           local name, was = some[i], some[i + 1]
           local left = string.sub(was, 49, 49)
@@ -41,6 +59,19 @@ if ARGV[9] == 'E' and not ARGV[11] then
       end
       if not gone then return {ok = 'G' .. now_s .. token} end
       return {'G' .. now_s .. token, gone}
+    end
+    if not free and state ~= 'S' and not mine then
+      local place = -1
+      if waited ~= '' then
+        place = join(k, 'E', 0, m[5])
+      elseif m[5] then
+        redis.call('ZREM', H .. ':q:' .. k, owner)
+        redis.call('HDEL', H .. ':w:' .. k, owner)
+      end
+      local expiry = string.sub(v, 1, 16)
+      local _, stop = string.find(v, '\n', 50, true)
+      return {'D', k, place, expiry - now, '', now_s, {{k, string.sub(v, 50, stop - 1), expiry,
+        string.sub(v, 17, 32), string.sub(v, 33, 48), state, 'E', string.sub(v, stop + 1)}}, {}}
     end
   end
 end

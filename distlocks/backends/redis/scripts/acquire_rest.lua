@@ -1,10 +1,4 @@
--- The other half of acquire.lua, behind claims.lua: everything but the most frequent case.
-local function next_token(last)
-  last = tonumber(last or 0)
-  if last >= now then return string.format('%.0f', last + 1) end
-  return now_s
-end
-
+-- The other half of acquire.lua, behind claims.lua: everything else.
 local about = call('HMGET', H, '\1r', '\1y', '\1t')
 local quarantine = quarantined(about[1], about[2])
 local wanted, refused, first_come = {}, nil, true
@@ -45,15 +39,7 @@ if refused then
   end
   local k, place = refused.k, -1
   if waited ~= '' then
-    local queue, waiters = H .. ':q:' .. k, H .. ':w:' .. k
-    call('ZADD', queue, 'NX', string.format('%.0f', now - waited), owner)
-    place = call('ZRANK', queue, owner)
-    local alive = now + (place < 2 and ALIVE_NEXT or ALIVE)
-    call('HSET', waiters, owner, digits(alive) .. refused.mode
-      .. string.format('%05d', refused.limit) .. ARGV[3] .. '\n' .. who)
-    if not refused.queue or place == 0 then call('HSET', H, '\1q' .. k, '1') end
-    call('PEXPIRE', queue, 60000)
-    call('PEXPIRE', waiters, 60000)
+    place = join(k, refused.mode, refused.limit, refused.queue)
   end
   local s, left = refused.s, 0
   if quarantine > 0 then

@@ -9,7 +9,8 @@
 --   S several claims: then a letter for their mode, and their number; digits 1-16 are the latest
 --     expiry among them. They are members of "<hash>:s:<key>" by expiry, with details in
 --     "<hash>:i:<key>": digits 1-16 fencing token, 17-32 when acquired, then E, R or C.
---   After E, R, C, F: the owner id, a newline, who it is.
+--   After E, R, C, F: the owner id, a newline, who it is; if the owner before handed it over, a
+--   newline and that one's id.
 -- Modes: E exclusive, S shared, P permit, I intention.
 -- The queue of a key is "<hash>:q:<key>" by time of asking, with details in "<hash>:w:<key>":
 --   digits 1-16 until when the waiter counts as alive, the mode, 5 digits of limit, the mailbox, a

@@ -1,4 +1,4 @@
--- The other half of release.lua, behind claims.lua.
+-- The last part of release.lua, behind claims.lua: everything else.
 local min_hold = tonumber(ARGV[4])
 
 -- Until when a claim acquired then cools down, if it does.
@@ -57,7 +57,8 @@ for i = 5, #ARGV, 3 do
       put(k, s, mode, owner, tonumber(until_then), token, acquired, 'C',
         sub(call('HGET', H .. ':i:' .. k, owner), 34))
     end
-  elseif quarantine > 0 or call('ZSCORE', freed, owner .. k) then
+  elseif quarantine > 0 or call('ZSCORE', freed, owner .. k)
+    or s.v and sub(s.v, -#owner - 1) == '\n' .. owner then
     -- Nobody has been let in since the bucket was lost: it was ours to the end.
     ours = ours + 1
   end
