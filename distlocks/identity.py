@@ -8,11 +8,12 @@ import secrets
 import socket
 import sys
 import threading
+from functools import lru_cache
 
 
-def _shown(name: object) -> str:
+@lru_cache(maxsize=1024)
+def _shown(text: str) -> str:
     """A name that is only shown, as every store can keep it."""
-    text = str(name)
     if not text.isprintable():
         text = text.encode("ascii", "backslashreplace").decode()
         text = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -11,13 +11,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS
-from django.utils.asyncio import async_unsafe
 
 from . import signals
 from .backends.base import BaseBackend
 from .claims import INTENTION, Extended, Extension, Grant, from_us, to_us
 from .clock import lease_now
 from .conf import MIN_TTL, seconds
+from .eventloop import blocking
 from .exceptions import BackendUnavailable, DistlocksError, LeaseLost
 from .keys import Key
 from .recording import recorder
@@ -223,7 +223,7 @@ class Lease:
         """Note that guarded work has been committed: it stands, whatever became of the lease."""
         self._guarded = True
 
-    @async_unsafe("Use 'await lease.aextend()' on an event loop.")
+    @blocking("Use 'await lease.aextend()' on an event loop.")
     def extend(self, ttl: float | timedelta | None = None) -> None:
         """Make the lease last `ttl` seconds from now on (default: its ttl), in place of what is
         left.
@@ -288,7 +288,7 @@ class Lease:
             )
         raise LeaseLost(self._message(self._lost), keys=self.keys)
 
-    @async_unsafe("Use 'await lease.arelease()' on an event loop.")
+    @blocking("Use 'await lease.arelease()' on an event loop.")
     def release(self) -> bool:
         """Give the lease back; whether it was still ours. Idempotent.
 
@@ -353,16 +353,17 @@ class Lease:
             self.lose("the store had it no more when it was released")
         self._given_back = True
         renewer.discard(self)
-        recorder.send(
-            signals.lock_released,
-            type(self.backend),
-            alias=self.backend.alias,
-            keys=self.keys,
-            owner_id=self.owner_id,
-            fencing_tokens=self._tokens,
-            ours=not self._lost,
-            label=self.label,
-        )
+        if signals.lock_released.receivers:
+            recorder.send(
+                signals.lock_released,
+                type(self.backend),
+                alias=self.backend.alias,
+                keys=self.keys,
+                owner_id=self.owner_id,
+                fencing_tokens=self._tokens,
+                ours=not self._lost,
+                label=self.label,
+            )
 
     # What a `with` block and a decorator call at their end
 

@@ -10,20 +10,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
-from django.utils.asyncio import async_unsafe
-
 from . import signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
 from .claims import Denial, Grant, Request, claims_on, to_us
 from .clock import lease_now
 from .conf import DEFAULT_ALIAS
+from .eventloop import blocking
 from .exceptions import BackendUnavailable, LockTimeout
 from .handler import locks
 from .identity import current_task, host, new_owner_id, pid, unit_name
 from .keys import Key, check_key, key_of
 from .lease import Lease, OnLost, check_ttl
-from .options import FROM_SETTINGS, FromSettings, OnHeld, Options, Seconds, check_options
+from .options import FROM_SETTINGS, FromSettings, OnHeld, Options, Seconds, options_of
 from .recording import recorder
 from .renewal import renewer
 from .resolver import KeyOrCallable, KeyResolver, name_of
@@ -106,20 +105,21 @@ class db_lock:
         if not keys:
             raise TypeError("db_lock() needs at least one key: name what it protects.")
         self._keys = keys
-        self._options = check_options(
-            shared=shared,
-            limit=limit,
-            ttl=ttl,
-            timeout=timeout,
-            renew=renew,
-            max_hold=max_hold,
-            min_hold=min_hold,
-            on_held=on_held,
-            on_lost=on_lost,
-            until_commit=until_commit,
-            label=label,
-            metadata=metadata,
-            backend=backend,
+        # By position: most are the same as for other locks, and need no second look.
+        self._options = options_of(
+            shared,
+            limit,
+            ttl,
+            timeout,
+            renew,
+            max_hold,
+            min_hold,
+            on_held,
+            on_lost,
+            until_commit,
+            label,
+            metadata,
+            backend,
         )
         # Names of keys that are the same for every call; None if they depend on a decorated call.
         self._fixed: tuple[str, ...] | None = None
@@ -135,12 +135,12 @@ class db_lock:
 
     # By hand
 
-    @async_unsafe("Use 'await lock.aacquire()' or 'async with' on an event loop.")
+    @blocking("Use 'await lock.aacquire()' or 'async with' on an event loop.")
     def acquire(self) -> Lease:
         """Wait for the lock and return its lease; LockTimeout if it cannot be had in time."""
         return _Acquisition(self._fixed_keys(), self._options).run()
 
-    @async_unsafe("Use 'await lock.atry_acquire()' on an event loop.")
+    @blocking("Use 'await lock.atry_acquire()' on an event loop.")
     def try_acquire(self) -> Lease | None:
         """Like acquire(), but None if it cannot be had in time."""
         try:
@@ -387,16 +387,17 @@ class _Acquisition:
             if not grant.in_transaction:
                 renewer.add(lease)
                 warn_of_old_snapshots()
-            recorder.send(
-                signals.lock_acquired,
-                type(self.backend),
-                alias=self.backend.alias,
-                keys=lease.keys,
-                owner_id=grant.owner_id,
-                fencing_tokens=tuple(lease.fencing_tokens.values()),
-                waited=lease.waited,
-                label=options.label,
-            )
+            if signals.lock_acquired.receivers:
+                recorder.send(
+                    signals.lock_acquired,
+                    type(self.backend),
+                    alias=self.backend.alias,
+                    keys=lease.keys,
+                    owner_id=grant.owner_id,
+                    fencing_tokens=tuple(lease.fencing_tokens.values()),
+                    waited=lease.waited,
+                    label=options.label,
+                )
             if grant.expired:
                 recorder.send(
                     signals.locks_expired,
@@ -455,6 +456,6 @@ def _when_held(on_held: OnHeld, timeout: LockTimeout) -> Any:
     return on_held(timeout)
 
 
-@async_unsafe("A function decorated with db_lock() blocks: make it `async def` on an event loop.")
+@blocking("A function decorated with db_lock() blocks: make it `async def` on an event loop.")
 def _check_not_async() -> None:
     """Raise SynchronousOnlyOperation on a running event loop."""

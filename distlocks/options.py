@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from .claims import EXCLUSIVE, PERMIT, SHARED
@@ -51,8 +52,19 @@ class Options:
     alias: str
 
 
+def options_of(*given: Any) -> Options:
+    """See check_options(): remembers what it has found good, as long as it is plain values."""
+    *_, on_held, on_lost, _, _, metadata, _ = given
+    if metadata is None and on_lost is None and on_held == "raise":
+        try:
+            return _remembered(*given)
+        except TypeError:
+            # One that cannot be looked up: what is wrong with it, the check says.
+            pass
+    return check_options(*given)
+
+
 def check_options(
-    *,
     shared: object,
     limit: object,
     ttl: Any,
@@ -89,6 +101,10 @@ def check_options(
         metadata=_metadata(metadata),
         alias=_alias(backend),
     )
+
+
+# By type too: 1 is not True here.
+_remembered = lru_cache(maxsize=512, typed=True)(check_options)
 
 
 def _limit(value: object) -> int:

@@ -109,7 +109,8 @@ class Renewer:
         self._reset()
 
     def _reset(self) -> None:
-        self._condition = threading.Condition(threading.Lock())
+        self._mutex = threading.Lock()
+        self._condition = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
         # Leases by the tick in which something is to be done with them, and those ticks.
         self._ticks: dict[int, dict[str, Renewable]] = {}
@@ -133,7 +134,7 @@ class Renewer:
 
     def discard(self, lease: Renewable) -> None:
         """Forget `lease`."""
-        with self._condition:
+        with self._mutex:
             self._unschedule(lease.owner_id)
 
     def release_soon(self, lease: Releasable) -> None:
@@ -147,9 +148,9 @@ class Renewer:
         self._due_releases[request.owner_id] = _Abandoned(backend, request, until)
         self._worker(backend).put(self.flush_releases)
 
-    def flush_releases(self) -> None:
-        """Carry out what release_soon() was asked for, and wait for what others carry out."""
-        while self._due_releases:
+    def flush_releases(self, give_up: float = math.inf) -> None:
+        """Carry out what release_soon() was asked for; begin none after `give_up`."""
+        while self._due_releases and lease_now() < give_up:
             with self._condition:
                 self._releasing += 1
             try:
@@ -173,7 +174,8 @@ class Renewer:
 
         So that a thread whose transaction has just ended finds free what it held in it.
         """
-        self.flush_releases()
+        # Others carry out the rest, while a store does not answer.
+        self.flush_releases(lease_now() + FLUSH_WITHIN)
         with self._condition:
             self._condition.wait_for(lambda: not self._releasing, FLUSH_WITHIN)
 
@@ -208,7 +210,7 @@ class Renewer:
 
     def _schedule(self, lease: Renewable, at: float) -> None:
         tick = math.ceil(at / TICK)
-        with self._condition:
+        with self._mutex:
             self._unschedule(lease.owner_id)
             if lease.over:
                 return

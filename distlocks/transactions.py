@@ -15,6 +15,14 @@ logger = logging.getLogger("distlocks")
 _warned: set[str] = set()
 
 
+def _used() -> list[BaseDatabaseWrapper]:
+    """This thread's connections: connections.all(initialized_only=True), with half its look-ups,
+    which are the dearest part of an acquire that goes to a fast store."""
+    local: Any = connections._connections  # type: ignore[attr-defined]
+    found = [getattr(local, alias, None) for alias in connections.settings]
+    return [wrapper for wrapper in found if wrapper is not None]
+
+
 def at_end(act: Callable[[], None]) -> bool:
     """Call `act` once, when the last open transaction of this thread has ended; False if none is.
 
@@ -23,7 +31,7 @@ def at_end(act: Callable[[], None]) -> bool:
     must not use the database: after a rollback it runs from a finaliser.
     """
     waiting = []
-    for wrapper in connections.all(initialized_only=True):
+    for wrapper in _used():
         # A connection that was closed inside has had its transaction rolled back already.
         if wrapper.in_atomic_block and not wrapper.closed_in_transaction:
             depth = testcase_depth(wrapper)
@@ -47,7 +55,7 @@ def at_end(act: Callable[[], None]) -> bool:
 
 def warn_of_old_snapshots() -> None:
     """Log a warning if this thread's transactions may have read what is stale by now."""
-    for wrapper in connections.all(initialized_only=True):
+    for wrapper in _used():
         if wrapper.in_atomic_block and wrapper.vendor == "postgresql" and _has_snapshot(wrapper):
             logger.warning(
                 "A lock was acquired inside a transaction on %r whose snapshot is older than the "

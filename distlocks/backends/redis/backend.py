@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from ...waiting import MAX_SLEEP, poll_delay
 from ..base import BaseBackend
 from ..offload import submit
 from .calls import Answers, asking, ending, lasting, parts, whole, without
+from .place import Address
 from .records import holder, is_live, split, waiter
 from .scripts import script
 from .server import Servers
@@ -163,9 +165,12 @@ class RedisBackend(BaseBackend):
             self._begin_all_quarantines()
         elif why == b"B":
             reason = "Others have waited for longer."
-        if place >= 2:
-            # It is called. After a quarantine those before it may be gone, and nobody calls.
-            remaining = remaining + place * RESERVED if why == b"Q" else MAX_SLEEP
+        if place >= 2 and why != b"Q":
+            # Not all in the same moment.
+            remaining = MAX_SLEEP * random.uniform(0.8, 1.0)
+        elif place >= 2:
+            # Those before it may be gone since, and nobody calls it then.
+            remaining += place * RESERVED
         elif place >= 0:
             remaining = min(remaining + place * RESERVED, LOOK_AGAIN)
         return Denial(
@@ -237,15 +242,32 @@ class RedisBackend(BaseBackend):
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         extended = Answers(extensions)
+        silent: dict[Address, BackendUnavailable] = {}
         for hash_name, words, tail, owners in lasting(self.servers, extensions):
-            extended.note(owners, self.servers.run(hash_name, script("extend"), words, tail))
+            address = None
+            try:
+                address = self.servers.address(hash_name)
+                if address not in silent:
+                    reply = self.servers.run(hash_name, script("extend"), words, tail)
+                    extended.note(owners, reply)
+                    continue
+                failure = silent[address]
+            except BackendUnavailable as error:
+                failure = error
+            # Leases on the other servers of a Cluster are to last all the same.
+            extended.fail(owners, failure)
+            if address is not None:
+                silent[address] = failure
         return extended.result()
 
     async def aextend(self, extensions: Sequence[Extension]) -> Extended:
         extended = Answers(extensions)
         for hash_name, words, tail, owners in lasting(self.servers, extensions):
-            reply = await self.servers.arun(hash_name, script("extend"), words, tail)
-            extended.note(owners, reply)
+            try:
+                reply = await self.servers.arun(hash_name, script("extend"), words, tail)
+                extended.note(owners, reply)
+            except BackendUnavailable as error:
+                extended.fail(owners, error)
         return extended.result()
 
     # Looking and clearing up

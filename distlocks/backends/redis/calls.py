@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ... import clock
 from ...claims import Claim, Extended, Extension, Grant, Request, to_us
+from ...exceptions import BackendUnavailable
 from .mail import Mailbox
 from .records import LETTER, who
 from .server import Servers
@@ -113,6 +114,7 @@ class Answers:
 
     def __init__(self, extensions: Sequence[Extension]) -> None:
         self._worst = {extension.grant.owner_id: "1" for extension in extensions}
+        self._failure: BackendUnavailable | None = None
 
     def note(self, owners: Sequence[str], reply: bytes) -> None:
         """One answer for each claim: '1' extended, '0' lost, 'B' busy."""
@@ -120,8 +122,16 @@ class Answers:
             if self._worst[owner] == "1" or answer == "0":
                 self._worst[owner] = answer
 
+    def fail(self, owners: Sequence[str], failure: BackendUnavailable) -> None:
+        """There was no answer for these."""
+        self.note(owners, b"B" * len(owners))
+        self._failure = failure
+
     def result(self) -> Extended:
-        """A grant is lost with any of its claims, and extended with all of them."""
+        """A grant is lost with any of its claims, and extended with all of them. Raises what went
+        wrong if nothing can be said of any."""
+        if self._failure is not None and set(self._worst.values()) == {"B"}:
+            raise self._failure
         return Extended(
             extended=frozenset(o for o, answer in self._worst.items() if answer == "1"),
             lost=frozenset(o for o, answer in self._worst.items() if answer == "0"),

@@ -158,9 +158,17 @@ class Servers:
 
         text = pack(b"SCRIPT", b"LOAD", which.text)
         then = self._replicated if self.min_replicas and which.name in REPLICATED else None
+        # Leases on the other servers of a Cluster are to be extended too: their renewer comes back.
+        hurry = which.name == "extend" and len(self.hashes) > 1
         return (
             yield from self._persistently(
-                hash_name, request, failure, was_sent, text=text, then=then
+                hash_name,
+                request,
+                failure,
+                was_sent,
+                text=text,
+                then=then,
+                patience=0.0 if hurry else FAILOVER_PATIENCE,
             )
         )
 
@@ -187,12 +195,13 @@ class Servers:
         was_sent: bool = False,
         text: bytes = b"",
         then: Then | None = None,
+        patience: float = FAILOVER_PATIENCE,
     ) -> Steps:
         """Send a request until it is answered; BackendUnavailable if it cannot be.
 
         Sending it again does no harm: scripts know their owner ids.
         """
-        give_up = clock.Clock().now() + FAILOVER_PATIENCE
+        give_up = clock.Clock().now() + patience
         in_doubt = was_sent and not isinstance(failure, ReplyError)
         tries = 0
         while True:
@@ -203,7 +212,11 @@ class Servers:
                 if _code(failure) == "ASK":
                     # The slot is on its way there.
                     asked_at = self._redirected(failure, hash_name)
-                late = clock.Clock().now() >= give_up
+                late = (
+                    clock.Clock().now() >= give_up
+                    and tries > 1
+                    and _code(failure) not in ("NOSCRIPT", "MOVED", "ASK")
+                )
                 if not may_pass or late or tries > 20 or isinstance(failure, TimeoutError):
                     self._fail(failure, in_doubt)
                 if isinstance(failure, ReplyError) or tries > 1:
