@@ -2,56 +2,85 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tests.servers import finding, session
+from tests.servers.base import Server
 from tests.servers.children import Child, Spawner
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
+
+Kind = type[Server]
+# Whose versions are named beside the results.
+PACKAGES: Mapping[Kind, tuple[str, ...]] = {
+    PostgresServer: ("psycopg", "django-pglock", "django-db-mutex"),
+    RedisServer: ("redis", "python-redis-lock", "django-redis", "redlock-ng", "pottery"),
+}
 
 
 @contextmanager
-def environment(url: str | None) -> Iterator["Environment"]:
-    """A PostgreSQL of our own, or the one at the URL, with a database of our own in it."""
+def environment(wanted: Mapping[Kind, str | None]) -> Iterator["Environment"]:
+    """Servers of our own, or those at the URLs, with databases of our own in them."""
     folder = session.open_folder()
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
-    url = url or os.environ.get(PostgresServer.url_variable)
     try:
-        if url:
-            server = PostgresServer(url=url)
-        else:
-            server = PostgresServer(finding.find([PostgresServer])[PostgresServer])
         with ExitStack() as stack:
-            stack.enter_context(server)
-            os.environ[PostgresServer.url_variable] = server.url
-            found = Environment(server, folder)
+            servers = {}
+            for kind in PACKAGES:
+                url = os.environ.pop(kind.url_variable, None)
+                if kind in wanted:
+                    server = stack.enter_context(_server(kind, wanted[kind] or url))
+                    os.environ[kind.url_variable] = server.url
+                    servers[kind] = server
+            found = Environment(servers, folder)
             stack.callback(found.close)
             yield found
     finally:
         session.close()
 
 
+def _server(kind: Kind, url: str | None) -> Server:
+    return kind(url=url) if url else kind(finding.find([kind])[kind])
+
+
 class Environment:
     """Servers, databases, processes."""
 
-    def __init__(self, server: PostgresServer, folder: Path) -> None:
+    def __init__(self, servers: Mapping[Kind, Server], folder: Path) -> None:
         import django
-        import psycopg
         from django.conf import settings
         from django.core.management import call_command
-        from psycopg.sql import SQL, Identifier
 
-        self._server = server
+        self._servers = servers
         self._folder = folder
-        self._database = settings.DATABASES["default"]["NAME"]
-        with psycopg.connect(server.url, autocommit=True) as connection:
-            connection.execute(SQL("CREATE DATABASE {}").format(Identifier(self._database)))
+        if PostgresServer in servers:
+            self._create_database()
+        if RedisServer in servers:
+            self._open_redis()
         django.setup()
         for alias in settings.DATABASES:
             call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
         self.has = {peer: peer in settings.INSTALLED_APPS for peer in settings.PEERS}
+
+    def _create_database(self) -> None:
+        import psycopg
+        from django.conf import settings
+        from psycopg.sql import SQL, Identifier
+
+        self._database = settings.DATABASES["default"]["NAME"]
+        with psycopg.connect(self._servers[PostgresServer].url, autocommit=True) as connection:
+            connection.execute(SQL("CREATE DATABASE {}").format(Identifier(self._database)))
+
+    def _open_redis(self) -> None:
+        import redis
+
+        self.redis = redis.Redis.from_url(self._servers[RedisServer].url)
+        if self.redis.dbsize():
+            raise SystemExit("There is something in this database of Redis: name an empty one.")
 
     @contextmanager
     def processes(self) -> Iterator["Processes"]:
@@ -71,8 +100,12 @@ class Environment:
 
         locks.close_all()
         connections.close_all()
-        if not self._server.owned:
-            self._server.drop(self._database)
+        postgres = self._servers.get(PostgresServer)
+        if isinstance(postgres, PostgresServer) and not postgres.owned:
+            postgres.drop(self._database)
+        if RedisServer in self._servers:
+            self.redis.flushdb()
+            self.redis.close()
 
     def versions(self) -> dict[str, str]:
         """What was measured, in order to be named beside the results."""
@@ -85,11 +118,14 @@ class Environment:
         found = {
             "Python": platform.python_version(),
             "Django": django.__version__,
-            "PostgreSQL": self.ask("SHOW server_version").split()[0],
             "SQLite": sqlite3.sqlite_version,
             "processors": str(os.cpu_count()),
         }
-        for package in ("psycopg", "django-pglock", "django-db-mutex"):
+        if PostgresServer in self._servers:
+            found["PostgreSQL"] = self.ask("SHOW server_version").split()[0]
+        if RedisServer in self._servers:
+            found["Redis"] = self.redis.info("server")["redis_version"]
+        for package in chain.from_iterable(PACKAGES[kind] for kind in self._servers):
             try:
                 found[package] = version(package)
             except PackageNotFoundError:

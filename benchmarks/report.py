@@ -17,15 +17,16 @@ console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
 def show(result: Result) -> None:
     table = Table(title=f"{result.name}: {result.title}", title_justify="left")
     for number, column in enumerate(result.columns):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_column(column, justify="right" if number else "left", no_wrap=not number)
     for row in result.rows:
         table.add_row(*row)
     console.print(table)
     for target in result.targets:
         sign = "[green]met[/green]" if target.met else "[red]missed[/red]"
+        bound = "at least" if target.at_least else "at most"
         console.print(
             f"  {target.what}: {target.figure:.2f}{target.unit}, "
-            f"target at most {target.limit:g}{target.unit}: {sign}"
+            f"target {bound} {target.limit:g}{target.unit}: {sign}"
         )
     for note in result.notes:
         console.print(f"  {note}", style="dim")

@@ -10,16 +10,17 @@ Contender = Callable[[], float]
 
 @dataclass
 class Target:
-    """What a figure should be at most."""
+    """What a figure should be at most, or at least."""
 
     what: str
     figure: float
     limit: float
     unit: str = ""
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
-        return self.figure <= self.limit
+        return self.figure >= self.limit if self.at_least else self.figure <= self.limit
 
 
 @dataclass

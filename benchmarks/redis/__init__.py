@@ -1,0 +1,1 @@
+"""The locks on Redis beside their peers, and beside what Redis itself takes."""
