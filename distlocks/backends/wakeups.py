@@ -82,14 +82,13 @@ class Wakeups:
             for ticket in woken:
                 ticket.wake()
 
-    def wake_first(self, *, but: Ticket) -> None:
-        """Wake one who sleeps, of those who came first, other than this one."""
+    def wake_first(self) -> None:
+        """Wake one who sleeps, of those who came first."""
         with self._mutex:
             for tickets in self._tickets.values():
                 for ticket in tickets:
-                    if ticket is not but:
-                        ticket.wake()
-                        return
+                    ticket.wake()
+                    return
 
     def wake_all(self) -> None:
         """Wake everybody: what was announced may have been missed."""

@@ -106,8 +106,8 @@ class TestOfServers:
         primary = redis_sentinel.master()
         primary.ask("CONFIG", "SET", "min-replicas-to-write", "1")
         try:
-            assert "may take writes for 10 s" in found(deploy=True)["distlocks.W012"].msg
-            use(**options, failover_lag=10)
+            assert "may take writes for 12 s" in found(deploy=True)["distlocks.W012"].msg
+            use(**options, failover_lag=12)
             assert not {"distlocks.W011", "distlocks.W012"} & {*found(deploy=True)}
         finally:
             primary.ask("CONFIG", "SET", "min-replicas-to-write", "0")

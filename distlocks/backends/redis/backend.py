@@ -66,7 +66,7 @@ class RedisBackend(BaseBackend):
     A server that restarts, fails over, is flushed or evicts locks cannot grant one twice: it is in
     quarantine for MAX_TTL then, until all leases from before have ended (`incarnation_guard`,
     `quarantine`). The exception is a primary that goes on beside its successor: for that, set
-    min-replicas-to-write on the servers and add their min-replicas-max-lag as `failover_lag`.
+    min-replicas-to-write on the servers, and `failover_lag` to their min-replicas-max-lag and 2 s.
     `min_replicas` makes a grant wait for so many replicas.
     """
 
@@ -86,7 +86,7 @@ class RedisBackend(BaseBackend):
         self.servers = Servers(
             self.place,
             namespace=self.settings.namespace,
-            guard=self.settings.guard,
+            guarded=self.settings.guard == "on",
             quarantine_us=to_us(self.settings.quarantine),
             max_connections=(
                 self.settings.max_connections or self.place.max_connections or MAX_CONNECTIONS

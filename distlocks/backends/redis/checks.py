@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # The first with HRANDFIELD, by which records that were left behind are found.
 OLDEST = (6, 2)
+# Replicas acknowledge each second, and a primary counts them each second.
+NOTICED = 2.0
 # Of connections that a process needs: one for each bucket that its threads wait beside, and one
 # for each thread that talks to a server.
 FEW_CONNECTIONS = 8
@@ -185,15 +187,15 @@ class _Server:
                 f"{self.name} goes on taking writes when it is cut off from its replicas "
                 f"(min-replicas-to-write 0): after a failover, two servers may each grant a lock.",
                 hint="Set min-replicas-to-write 1 and min-replicas-max-lag on the servers, and "
-                "'failover_lag' in the OPTIONS to the latter.",
+                f"'failover_lag' in the OPTIONS to the latter and {NOTICED:g} s.",
                 id="distlocks.W011",
             )
         elif least:
-            lag = float(self._configured("min-replicas-max-lag") or 0)
+            lag = float(self._configured("min-replicas-max-lag") or 0) + NOTICED
             if self.backend.settings.failover_lag < lag:
                 yield Warning(
                     f"{self.name} may take writes for {lag:g} s after it was cut off from its "
-                    f"replicas (min-replicas-max-lag), and 'failover_lag' is "
+                    f"replicas (min-replicas-max-lag and {NOTICED:g} s), and 'failover_lag' is "
                     f"{self.backend.settings.failover_lag:g} s.",
                     hint=f"Set 'failover_lag' to {lag:g} in the OPTIONS.",
                     id="distlocks.W012",

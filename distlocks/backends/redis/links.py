@@ -14,77 +14,38 @@ from typing import Any
 
 from ...exceptions import BackendUnavailable
 from .place import Address, Place
-from .scripts import Script
-from .wire import Incomplete, Reply, ReplyError, pack, packed, unpack
+from .wire import Incomplete, Reply, ReplyError, pack, unpack
 
 READ_SIZE = 65536
-# How a connection says by which server the bucket must have been written: see common.lua.
-RUN_UNCHECKED, RUN_ASKED_IN_SCRIPT = b"-", b""
 
 
 class Link:
     """One connection. Speaks from one thread, or one task, at a time."""
 
-    __slots__ = ("_connection", "_heads", "_socket", "_timeout", "address", "generation", "run")
+    __slots__ = ("_connection", "_socket", "_timeout", "address", "generation")
 
     def __init__(self, connection: Any, address: Address, timeout: float) -> None:
         self._connection = connection
         self._socket: socket.socket = connection._sock
         self._timeout = timeout
         self.block(True)
-        self._heads: dict[tuple[bytes, bytes, int], bytes] = {}
         self.address = address
         self.generation = 0
-        self.run = RUN_ASKED_IN_SCRIPT
 
     def block(self, blocking: bool) -> None:
         """Whether it is for ask(), or for aask()."""
         self._socket.settimeout(self._timeout if blocking else 0)
 
-    # What is said
-
-    def head(self, script: Script, hash_name: bytes, words: int, longest: bytes) -> bytes:
-        """How a call of the script begins; `words` are to follow."""
-        key = (script.sha, hash_name, words)
-        head = self._heads.get(key)
-        if head is None:
-            first = (b"EVALSHA", script.sha, b"1", hash_name, self.run, longest)
-            head = b"*%d\r\n%b" % (words + len(first), packed(first))
-            self._heads[key] = head
-        return head
-
-    def identify(self, guard: str) -> None:
-        """Find out which server this is."""
-        if guard == "off":
-            self.run = RUN_UNCHECKED
-            return
-        info = self.ask(pack(b"INFO", b"server"))
-        if isinstance(info, ReplyError):
+    def check_identity(self) -> None:
+        """Raise BackendUnavailable if the server does not tell which it is."""
+        info = self.ask(pack(b"INFO", b"replication"))
+        if isinstance(info, ReplyError) or b"master_replid:" not in info:
+            why = f"refuses INFO ({info})" if isinstance(info, ReplyError) else "has no replid"
             raise BackendUnavailable(
-                f"The Redis server refuses INFO ({info}), by which a restart or failover is "
-                f"noticed before it grants a lock twice. Permit it (ACL: +info), or do without "
-                f"the guard: 'incarnation_guard': 'off'."
+                f"The Redis server {why}: by its INFO replication, master_replid, a restart or "
+                f"failover is noticed before a lock is granted twice. Permit it (ACL: +info), or "
+                f"do without the guard: 'incarnation_guard': 'off'."
             )
-        if guard == "script":
-            return
-        client = self.ask(pack(b"CLIENT", b"INFO"))
-        if isinstance(client, bytes) and self._is_direct(client):
-            # This connection ends with the server process whose run id this is.
-            for line in info.splitlines():
-                if line.startswith(b"run_id:"):
-                    self.run = line.removeprefix(b"run_id:")
-
-    def _is_direct(self, client: bytes) -> bool:
-        """Whether the server sees this very socket at the other end: no proxy between, which
-        might send the next request to another server."""
-        if self._socket.family == getattr(socket, "AF_UNIX", None):
-            return True
-        host, port = self._socket.getsockname()[:2]
-        if ":" in host:
-            host = f"[{host}]"
-        return f" addr={host}:{port} ".encode() in client
-
-    # Saying it
 
     def ask(self, request: bytes, patience: float | None = None) -> Reply:
         """The reply to a request, within `patience` seconds more than usual."""
@@ -180,9 +141,9 @@ class Link:
 class Links:
     """The open connections of one backend in this process: some in use, the others at hand."""
 
-    def __init__(self, place: Place, guard: str, limit: int, alias: str) -> None:
+    def __init__(self, place: Place, *, guarded: bool, limit: int, alias: str) -> None:
         self._place = place
-        self._guard = guard
+        self._guarded = guarded
         self.limit = limit
         self._alias = alias
         # By blocking or not, and by address.
@@ -236,7 +197,8 @@ class Links:
         connection = self._place.connect(address)
         link = Link(connection, address, self._place.timeout)
         try:
-            link.identify(self._guard)
+            if self._guarded:
+                link.check_identity()
         except BaseException as error:
             link.close()
             if isinstance(error, BackendUnavailable):

@@ -92,19 +92,24 @@ class ThreadsMailbox(Mailbox):
         """Block until it is this owner's turn, or the lease clock shows `until`; False as soon as
         the server does not answer."""
         failures = self._failures
-        while clock.lease_now() < until and failures == self._failures:
-            with self.wakeups.ticket(owner_id) as ticket:
-                if self.has_called(owner_id):
-                    return True
-                if not (clock.current().is_real and self._reading.acquire(blocking=False)):
-                    ticket.wait(until)
-                    continue
-                try:
-                    self._read(owner_id, until)
-                finally:
-                    self._reading.release()
-                    self.wakeups.wake_first(but=ticket)
-        return failures == self._failures
+        try:
+            while clock.lease_now() < until and failures == self._failures:
+                with self.wakeups.ticket(owner_id) as ticket:
+                    if self.has_called(owner_id):
+                        return True
+                    if not (clock.current().is_real and self._reading.acquire(blocking=False)):
+                        ticket.wait(until)
+                        continue
+                    try:
+                        self._read(owner_id, until)
+                    finally:
+                        self._reading.release()
+            return failures == self._failures
+        finally:
+            # It has read for all, or has been woken to do so. The next can be seen to sleep, or
+            # sees that nobody reads.
+            if self.wakeups and not self._reading.locked():
+                self.wakeups.wake_first()
 
     def _read(self, owner_id: str, until: float) -> None:
         """Read what comes until it is for this owner."""

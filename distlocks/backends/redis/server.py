@@ -19,7 +19,7 @@ from .links import Link, Links
 from .mail import SLICE, LoopMailbox, Mailboxes, ThreadsMailbox
 from .place import UNREACHABLE, Address, Place
 from .scripts import Script
-from .wire import Reply, ReplyError, pack
+from .wire import Reply, ReplyError, pack, packed
 
 # Seconds for which a request is sent again, at the longest, while another server takes over.
 FAILOVER_PATIENCE = 1.0
@@ -70,7 +70,7 @@ class Servers:
         place: Place,
         *,
         namespace: str,
-        guard: str,
+        guarded: bool,
         quarantine_us: int,
         max_connections: int,
         min_replicas: int,
@@ -79,9 +79,11 @@ class Servers:
     ) -> None:
         self.place = place
         self.alias = alias
-        self.links = Links(place, guard, max_connections, alias)
+        self.links = Links(place, guarded=guarded, limit=max_connections, alias=alias)
         self.min_replicas = min_replicas
-        self._longest = b"%d" % quarantine_us
+        # What every script is told first.
+        self._common = (b"" if guarded else b"-", b"%d" % quarantine_us)
+        self._heads: dict[tuple[bytes, bytes, int], bytes] = {}
         if place.buckets == 1:
             self.hashes = [b"{%b}" % namespace.encode()]
         else:
@@ -119,7 +121,7 @@ class Servers:
         try:
             address = self.place.address(hash_name)
             link = self.links.take(address)
-            reply = link.ask(link.head(which, hash_name, words, self._longest) + tail)
+            reply = link.ask(self._head(which, hash_name, words) + tail)
         except BaseException as error:
             if link is not None:
                 self.links.drop(link)
@@ -131,6 +133,16 @@ class Servers:
             return self._drive(self._again(hash_name, which, words, tail, reply, True))
         return reply
 
+    def _head(self, which: Script, hash_name: bytes, words: int) -> bytes:
+        """How a call of the script begins; `words` are to follow."""
+        key = (which.sha, hash_name, words)
+        head = self._heads.get(key)
+        if head is None:
+            first = (b"EVALSHA", which.sha, b"1", hash_name, *self._common)
+            head = b"*%d\r\n%b" % (words + len(first), packed(first))
+            self._heads[key] = head
+        return head
+
     async def arun(self, hash_name: bytes, which: Script, words: int, tail: bytes) -> Reply:
         """See run()."""
         return await self._adrive(self._again(hash_name, which, words, tail))
@@ -138,7 +150,7 @@ class Servers:
     def ask(self, hash_name: bytes, request: bytes, *, or_refusal: bool = False) -> Reply:
         """The reply to a plain command; its refusal too, if that is wanted."""
         try:
-            return self._drive(self._persistently(hash_name, lambda link: request))
+            return self._drive(self._persistently(hash_name, request))
         except BackendUnavailable as error:
             if or_refusal and isinstance(error.__cause__, ReplyError):
                 return error.__cause__
@@ -153,9 +165,7 @@ class Servers:
         failure: Exception | None = None,
         was_sent: bool = False,
     ) -> Steps:
-        def request(link: Link) -> bytes:
-            return link.head(which, hash_name, words, self._longest) + tail
-
+        request = self._head(which, hash_name, words) + tail
         text = pack(b"SCRIPT", b"LOAD", which.text)
         then = self._replicated if self.min_replicas and which.name in REPLICATED else None
         # Leases on the other servers of a Cluster are to be extended too: their renewer comes back.
@@ -190,7 +200,7 @@ class Servers:
     def _persistently(
         self,
         hash_name: bytes,
-        request_over: Callable[[Link], bytes],
+        request: bytes,
         failure: Exception | None = None,
         was_sent: bool = False,
         text: bytes = b"",
@@ -232,7 +242,7 @@ class Servers:
                     yield Ask(link, text or pack(b"PING"))
                     yield Ask(link, pack(b"ASKING"))
                 sent = True
-                reply = yield Ask(link, request_over(link))
+                reply = yield Ask(link, request)
                 if then is not None and not isinstance(reply, ReplyError):
                     yield from then(link, reply)
             except UNREACHABLE as error:

@@ -29,7 +29,7 @@ NAMES = (
     "failover_lag",
     "min_replicas",
 )
-GUARDS = ("connection", "script", "off")
+GUARDS = ("on", "off")
 # Of the 16 that a server has unless it is told otherwise: one that nobody uses by accident, so
 # that clearing a cache does not clear the locks.
 DATABASE = 15
@@ -52,12 +52,11 @@ class Settings:
                 "For instance 'url': 'redis://127.0.0.1:6379/1', or 'cache': an alias of CACHES.",
             )
         self.namespace = self._namespace()
-        self.guard = self.options.get("incarnation_guard", "connection")
+        self.guard = self.options.get("incarnation_guard", "on")
         if self.guard not in GUARDS:
             self.refuse(
                 f"['incarnation_guard'] = {self.guard!r} is not known.",
-                "'connection' (the default), 'script' (behind a proxy that sends requests of one "
-                "connection to several servers), or 'off' (a restart may grant a lock twice).",
+                "'on' (the default), or 'off' (a restart or failover may grant a lock twice).",
             )
         self.min_replicas = self._number("min_replicas", 0, 0)
         self.max_connections = self._number("max_connections", None, 2)

@@ -43,7 +43,7 @@ class Turns:
             place,
             namespace=f"{redis.settings.namespace}.turns",
             # What is lost with the server costs only time.
-            guard="off",
+            guarded=False,
             quarantine_us=0,
             max_connections=redis.servers.links.limit,
             min_replicas=0,

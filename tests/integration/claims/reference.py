@@ -84,6 +84,10 @@ class Reference:
             self.keys[key] = []
         return {"" if had.released else had.owner for had in there}
 
+    def forget(self, key: str, owner: str) -> None:
+        """The store has told of a claim that ended by the clock: it knows nothing more of it."""
+        self.keys[key] = [had for had in self.keys.get(key, ()) if had.owner != owner]
+
     def sweep(self) -> None:
         for key in self.keys:
             # A minimum hold that is over leaves nobody behind who could be swept.

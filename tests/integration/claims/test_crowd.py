@@ -18,10 +18,10 @@ from tests.servers.children import Child, Spawner
 PROCESSES = 6
 SECONDS = 2.5
 SOAK_SECONDS = float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))
-DIALECTS = ("sqlite", "postgres", "mariadb")
+KINDS = ("sqlite", "postgres", "mariadb", "redis", "redis_cluster")
 TOGETHER = ("shared", "permit", "intention")
 
-every_dialect = for_stores(DIALECTS)
+every_kind = for_stores(KINDS)
 
 
 @dataclass
@@ -120,7 +120,7 @@ def run_crowd(
     return read(folder, killed)
 
 
-@every_dialect
+@every_kind
 def test_nobody_stands_beside_whom_the_table_keeps_apart(
     store: Store, key: str, spawn: Spawner, tmp_path: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_nobody_stands_beside_whom_the_table_keeps_apart(
 
 
 @pytest.mark.soak
-@every_dialect
+@every_kind
 def test_nobody_stands_beside_whom_the_table_keeps_apart_for_long(
     store: Store, key: str, spawn: Spawner, tmp_path: Path
 ) -> None:
@@ -180,12 +180,12 @@ def both_ways(store: Store, key: str, spawn: Spawner, seconds: float) -> None:
     assert store.backend.holders(key) == []
 
 
-@every_dialect
+@every_kind
 def test_a_and_b_against_b_and_a(store: Store, key: str, spawn: Spawner) -> None:
     both_ways(store, key, spawn, 2.0)
 
 
 @pytest.mark.soak
-@every_dialect
+@every_kind
 def test_a_and_b_against_b_and_a_for_long(store: Store, key: str, spawn: Spawner) -> None:
     both_ways(store, key, spawn, 10.0)

@@ -3,6 +3,7 @@ from tests.integration.contract.stores import (  # noqa: F401
     moved_clock,
     pytest_generate_tests,
     start,
+    stop,
     store,
     told,
 )

@@ -1,5 +1,6 @@
 """The stores of the contract, and what tests do to them behind the library's back."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,6 +48,8 @@ SHARED_STORES = STORES[1:]
 # its own to either database, and through the ORM.
 KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
 DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
+# For what takes long and depends on where the servers are rather than on how they were named.
+FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster")
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
@@ -198,6 +201,32 @@ class Store:
         # As the row is when time has passed: until the last live claim on it ends.
         latest = claims.aggregate(latest=Max("expires_at"))["latest"]
         Lock.objects.using(self.using).filter(key=name).update(expires_at=latest)
+
+    def shift_all(self, root: str, us: int) -> None:
+        """Make the store believe that so much time has passed since it wrote the rows of all keys
+        that begin with `root`, or less if it is negative. What is free stays free.
+        """
+        if self.using:
+            self.aside(lambda: self._shift_rows(root, us))
+        else:
+            clock.replace(StoreClock(clock.current(), us))
+
+    def _shift_rows(self, root: str, us: int) -> None:
+        for rows in self._rows_under(root):
+            rows.update(acquired_at=F("acquired_at") - us)
+            rows.exclude(expires_at=0).update(expires_at=F("expires_at") - us)
+
+    def forget_all(self, root: str) -> None:
+        """Delete the rows of all keys that begin with `root`."""
+        if self.using:
+            self.aside(lambda: [rows.delete() for rows in self._rows_under(root)])
+
+    def _rows_under(self, root: str) -> list[Any]:
+        name = self.backend.prefix + root
+        return [
+            model._base_manager.using(self.using).filter(key__startswith=name)
+            for model in (Lock, LockHolder)
+        ]
 
     def sweep(self) -> list[Swept]:
         return list(self.backend.sweep(older_than=86400, batch_size=1000))
@@ -388,3 +417,43 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gate]]:
     yield make
     for one in gates:
         one.open()
+
+
+class LoopGate:
+    """A Gate for a verb's async twin that runs on the event loop itself."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, target: object, name: str, *, after: bool = False
+    ) -> None:
+        self.arrived = threading.Event()
+        self._opened = asyncio.Event()
+        self._passed = False
+        real = getattr(target, name)
+
+        async def guarded(*args: Any) -> Any:
+            if self._passed:
+                return await real(*args)
+            self._passed = True
+            result = await real(*args) if after else None
+            self.arrived.set()
+            await self._opened.wait()
+            return result if after else await real(*args)
+
+        monkeypatch.setattr(target, name, guarded)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+@pytest.fixture
+def stop(
+    store: Store, gate: Callable[..., Gate], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Gate | LoopGate]:
+    """`stop("release")` makes a gate before, or after, the verb that an event loop calls."""
+
+    def make(verb: str, **options: Any) -> Gate | LoopGate:
+        if store.alias in REDIS_STORES:
+            return LoopGate(monkeypatch, store.backend, f"a{verb}", **options)
+        return gate(store.backend, verb, **options)
+
+    return make

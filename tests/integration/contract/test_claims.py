@@ -18,7 +18,6 @@ from distlocks.testing import FakeClock
 from tests.integration.contract.stores import (
     DATABASE_STORES,
     SHARED_STORES,
-    Gate,
     Store,
     for_stores,
 )
@@ -230,11 +229,10 @@ class TestLeases:
     @for_stores(SHARED_STORES)
     @pytest.mark.parametrize("options", [EXCLUSIVE, SHARED, PERMIT])
     def test_what_was_granted_to_a_cancelled_task_is_given_back(
-        self, store: Store, key: str, options: dict[str, Any], gate: Callable[..., Gate]
+        self, store: Store, key: str, options: dict[str, Any], stop: Callable[..., Any]
     ) -> None:
-        granted = gate(store.backend, "try_acquire", after=True)
-
         async def work() -> None:
+            granted = stop("try_acquire", after=True)
             keys = ((key, "a"), (key, "b"), f"{key}:c")
             task = asyncio.create_task(store.lock(*keys, **options).aacquire())
             await asyncio.to_thread(granted.arrived.wait, 20)

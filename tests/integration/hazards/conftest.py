@@ -1,5 +1,7 @@
 import copy
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.db import connections
@@ -7,32 +9,52 @@ from django.db.backends.signals import connection_created
 from pytest_django.fixtures import Settings
 
 from distlocks import locks
+from distlocks.renewal import renewer
 from tests.integration.contract.stores import (  # noqa: F401
     Store,
     gate,
     moved_clock,
     pytest_generate_tests,
     start,
+    stop,
     store,
     told,
 )
 from tests.integration.hazards.proxied import Proxied
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
+from tests.waiting import eventually
+
+
+def releases_to_come(alias: str) -> list[Any]:
+    """What could not be given back yet, or is to be looked at again."""
+    return [late for _, _, late in list(renewer._retries) if late.backend.alias == alias]
 
 
 @pytest.fixture
 def proxied(
     store: Store,  # noqa: F811
     postgres_server: PostgresServer,
+    redis_server: RedisServer,
     settings: Settings,
 ) -> Iterator[Proxied]:
-    """The store, which is on PostgreSQL, under another alias that reaches it through a proxy."""
-    database = copy.deepcopy(connections["postgres"].settings_dict)
-    with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
-        connections.databases["proxied"] = database | {"HOST": proxy.host, "PORT": str(proxy.port)}
-        entry = copy.deepcopy(settings.DISTLOCKS[store.alias])
-        entry["OPTIONS"]["using"] = "proxied"
+    """The store, which is on PostgreSQL or Redis, under another alias that reaches it through a
+    proxy.
+    """
+    server = redis_server if store.alias == "redis" else postgres_server
+    entry = copy.deepcopy(settings.DISTLOCKS[store.alias])
+    with FaultProxy(server.host, server.port) as proxy:
+        if store.alias == "redis":
+            url = urlsplit(entry["OPTIONS"]["url"])
+            login, at, _ = url.netloc.rpartition("@")
+            there = f"{login}{at}{proxy.host}:{proxy.port}"
+            entry["OPTIONS"]["url"] = url._replace(netloc=there).geturl()
+        else:
+            database = copy.deepcopy(connections["postgres"].settings_dict)
+            database |= {"HOST": proxy.host, "PORT": str(proxy.port)}
+            connections.databases["proxied"] = database
+            entry["OPTIONS"]["using"] = "proxied"
         settings.DISTLOCKS = {**settings.DISTLOCKS, "proxied": entry}
         client = Proxied("proxied", proxy)
         connection_created.connect(client.watch)
@@ -41,7 +63,10 @@ def proxied(
         proxy.mode = "pass"
         proxy.cut()
         client.clean_up()
+        # What is still to be given back is not to be tried in vain beside the tests after this.
+        eventually(lambda: not renewer.has_releases and not releases_to_come("proxied"))
         locks.close_all()
-        connections["proxied"].close()
-        del connections["proxied"]
-        del connections.databases["proxied"]
+        if "proxied" in connections.databases:
+            connections["proxied"].close()
+            del connections["proxied"]
+            del connections.databases["proxied"]

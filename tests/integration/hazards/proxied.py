@@ -4,14 +4,16 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from tests.integration.contract.stores import Store
+from tests.integration.contract.stores import POSTGRES_STORES, Store
 from tests.servers.proxy import FaultProxy, Mode
 
+# Those that the `proxied` fixture knows.
+PROXIED_STORES = (*POSTGRES_STORES, "redis")
 WRITES = ("INSERT", "UPDATE", "EXECUTE", "WITH")
 
 
 class Proxied(Store):
-    """A client of a PostgreSQL store that reaches it through a proxy."""
+    """A client of a store that reaches it through a proxy."""
 
     def __init__(self, alias: str, proxy: FaultProxy) -> None:
         super().__init__(alias)
@@ -27,11 +29,19 @@ class Proxied(Store):
         """From the next statement that writes on, the server does what it is asked and the client
         never hears of it.
         """
-        self._at_next_write = {"answers": "blackhole"}
+        self._lose({"answers": "blackhole"})
 
     def lose_next_request(self) -> None:
         """From the next statement that writes on, neither hears of the other."""
-        self._at_next_write = {"requests": "blackhole", "answers": "blackhole"}
+        self._lose({"requests": "blackhole", "answers": "blackhole"})
+
+    def _lose(self, modes: dict[str, Mode]) -> None:
+        if self.using:
+            self._at_next_write = modes
+            return
+        # Whatever is said to Redis is a write.
+        for direction, mode in modes.items():
+            setattr(self.proxy, direction, mode)
 
     def _before(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         if self._at_next_write and sql.lstrip().startswith(WRITES):

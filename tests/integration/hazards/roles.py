@@ -11,6 +11,7 @@ from django.conf import settings
 from django.test.utils import override_settings
 
 from distlocks import Lease, db_lock, locks, renewal
+from distlocks.backends.base import BaseBackend
 from distlocks.renewal import renewer
 from distlocks.testing import fake_clock
 from tests.waiting import eventually
@@ -152,6 +153,7 @@ def be_interrupted_on_loop(alias: str, held: str, free: str) -> None:
     """See be_interrupted(): the same with asyncio.run(), which turns SIGINT into a cancellation."""
     backend: Any = locks[alias]
     really_wait, really_try = backend.await_, backend.try_acquire
+    really_try_on_loop = backend.atry_acquire
 
     async def wait(*args: Any) -> None:
         say("ready")
@@ -162,6 +164,12 @@ def be_interrupted_on_loop(alias: str, held: str, free: str) -> None:
         answer = really_try(*args)
         say("ready")
         threading.Event().wait(0.2)
+        return answer
+
+    async def atry_acquire(*args: Any) -> Any:
+        answer = await really_try_on_loop(*args)
+        say("ready")
+        await asyncio.sleep(20)
         return answer
 
     async def work(key: str) -> None:
@@ -176,7 +184,10 @@ def be_interrupted_on_loop(alias: str, held: str, free: str) -> None:
 
     backend.await_ = wait
     ask(held)
-    backend.try_acquire = try_acquire
+    if type(backend).atry_acquire is BaseBackend.atry_acquire:
+        backend.try_acquire = try_acquire
+    else:
+        backend.atry_acquire = atry_acquire
     ask(free)
 
 

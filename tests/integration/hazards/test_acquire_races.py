@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from distlocks import Lease
-from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import FEWER_SHARED_STORES, Store, for_stores
 from tests.integration.hazards import roles
 from tests.servers.children import Spawner
 
@@ -42,7 +42,7 @@ class TestNonBlockingTries:
             assert len(won) == 1
             assert await won[0].arelease() is True
 
-    @for_stores(SHARED_STORES)
+    @for_stores(FEWER_SHARED_STORES)
     def test_of_processes(self, store: Store, key: str, spawn: Spawner) -> None:
         keys = [f"{key}:{number}" for number in range(40)]
         child = spawn(roles.try_each, store.alias, keys)

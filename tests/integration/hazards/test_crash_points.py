@@ -2,21 +2,25 @@
 
 import pytest
 
-from tests.integration.contract.stores import SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import FEWER_SHARED_STORES, Store, for_stores
 from tests.integration.hazards import endings, roles
 from tests.servers.children import Spawner
 
 
 @pytest.mark.parametrize(
     ("store", "options"),
-    [(store, {}) for store in SHARED_STORES]
-    + [(store, {"shared": True}) for store in ("sqlite", "postgres", "mariadb")],
+    [(store, {}) for store in FEWER_SHARED_STORES]
+    + [(store, {"shared": True}) for store in ("sqlite", "postgres", "mariadb", "redis")],
     indirect=["store"],
 )
 def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
     store: Store, key: str, spawn: Spawner, options: dict[str, bool]
 ) -> None:
-    """Killed before and after each statement, it holds all its keys for one ttl, or none."""
+    """Killed before and after each statement, it holds all its keys for one ttl, or none.
+
+    On the servers of a Cluster it may hold some.
+    """
+    wholly = store.alias != "redis_cluster"
     by_count = spawn(endings.die_at_every_statement, store.alias, key, **options).result()
     for count, killed in by_count.items():
         assert killed > 1
@@ -28,7 +32,7 @@ def test_no_lock_is_ever_left_without_an_expiry_nor_half_of_what_was_asked(
         assert all(0 < holder.remaining <= 30 for holder in found)
         for keys in asked:
             owners = [holder.owner_id for holder in found if holder.key in keys]
-            assert len(owners) in (0, len(keys))
+            assert len(owners) in (0, len(keys)) or not wholly
             assert len(set(owners)) <= 1
         assert {holder.key for holder in found} >= set(asked[-1]), "the last one was not killed"
         store.age(30, *(one for keys in asked for one in keys))

@@ -1,11 +1,16 @@
 """A process forks while it holds locks: they stay its own."""
 
-from tests.integration.contract.stores import POSTGRES_STORES, SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    FEWER_SHARED_STORES,
+    POSTGRES_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import endings
 from tests.servers.children import Spawner
 
 
-@for_stores(SHARED_STORES)
+@for_stores(FEWER_SHARED_STORES)
 def test_the_child_owns_nothing_and_its_end_harms_nobody(
     store: Store, key: str, spawn: Spawner
 ) -> None:
@@ -57,7 +62,7 @@ def test_a_renewal_that_is_just_under_way_is_no_trap(
 
 
 # SQLite itself does not survive a fork while other threads of the application use it.
-@for_stores(POSTGRES_STORES)
+@for_stores((*POSTGRES_STORES, "redis"))
 def test_no_moment_is_a_bad_one(store: Store, key: str, spawn: Spawner) -> None:
     """Other threads are in the middle of what they do with locks; the child can use its own."""
     child = spawn(endings.fork_at_any_moment, store.alias, key)

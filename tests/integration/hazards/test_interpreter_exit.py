@@ -1,15 +1,18 @@
 """A process ends while it holds, renews and waits: quietly, and at once."""
 
+from urllib.parse import urlsplit
+
 from tests.integration.contract.stores import (
     KINDS_OF_SHARED_STORES,
-    POSTGRES_STORES,
     Store,
     for_stores,
 )
 from tests.integration.hazards import endings
+from tests.integration.hazards.proxied import PROXIED_STORES
 from tests.servers.children import Spawner
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
 
 
 @for_stores(("memory", *KINDS_OF_SHARED_STORES))
@@ -20,18 +23,25 @@ def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
     assert child.errors == ""
 
 
-@for_stores(POSTGRES_STORES)
+@for_stores(PROXIED_STORES)
 def test_a_store_that_does_not_answer_is_not_waited_for(
-    store: Store, key: str, spawn: Spawner, postgres_server: PostgresServer
+    store: Store,
+    key: str,
+    spawn: Spawner,
+    postgres_server: PostgresServer,
+    redis_server: RedisServer,
 ) -> None:
     """A verb that hangs must not keep the process from ending."""
-    with FaultProxy(postgres_server.host, postgres_server.port) as proxy:
-        url = f"postgresql://{postgres_server.user}@{proxy.host}:{proxy.port}/postgres"
+    server = redis_server if store.alias == "redis" else postgres_server
+    with FaultProxy(server.host, server.port) as proxy:
+        url = urlsplit(server.url)
+        login, at, _ = url.netloc.rpartition("@")
+        url = url._replace(netloc=f"{login}{at}{proxy.host}:{proxy.port}")
         child = spawn(
             endings.end_while_the_store_hangs,
             store.alias,
             key,
-            env={PostgresServer.url_variable: url},
+            env={server.url_variable: url.geturl()},
         )
         child.expect("ready")
         proxy.mode = "blackhole"

@@ -16,6 +16,7 @@ from tests.integration.contract.stores import (
     KINDS_OF_SHARED_STORES,
     POSTGRES_STORES,
     Store,
+    Told,
     for_stores,
 )
 from tests.integration.hazards import roles
@@ -110,6 +111,7 @@ class TestInterruptedThread:
         key: str,
         monkeypatch: pytest.MonkeyPatch,
         moved_clock: FakeClock,
+        told: Told,
         by_hand: bool,
     ) -> None:
         """The lock is had, and already renewed, but nobody is there to release it."""

@@ -9,9 +9,11 @@ import pytest
 from django.db import connections
 
 from distlocks import BackendUnavailable, LeaseLost, signals
+from distlocks.backends.redis import server
 from distlocks.claims import Grant
-from tests.integration.contract.stores import POSTGRES_STORES, Store, Told, for_stores
-from tests.integration.hazards.proxied import Proxied
+from tests.integration.contract.redis_stores import RedisStore
+from tests.integration.contract.stores import Store, Told, for_stores
+from tests.integration.hazards.proxied import PROXIED_STORES, Proxied
 from tests.waiting import eventually, eventually_on_loop
 
 # Shorter than the leases of the tests, longer than all retries before.
@@ -27,7 +29,7 @@ def was_freed(store: Store, key: str) -> bool:
 class TestLostGrant:
     """The store has granted the lock, and its asker takes itself for a rival, or gives up."""
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_who_asks_again_finds_itself_and_not_a_rival(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
     ) -> None:
@@ -45,11 +47,14 @@ class TestLostGrant:
         assert lease.release()
         assert store.is_free(key)
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_so_does_who_asks_on_an_event_loop(
         self, store: Store, proxied: Proxied, key: str
     ) -> None:
         async def ask() -> None:
+            # An event loop has connections of its own.
+            await (await proxied.ahold(key)).arelease()
+            proxied.lose_next_answer()
             asking = asyncio.create_task(proxied.lock(key, timeout=0).aacquire())
             owner = await eventually_on_loop(lambda: store.owner(key))
             await asyncio.to_thread(proxied.heal)
@@ -58,12 +63,10 @@ class TestLostGrant:
             assert lease.owner_id == owner
             assert await lease.arelease()
 
-        proxied.hold(key).release()
-        proxied.lose_next_answer()
         asyncio.run(ask())
         assert store.is_free(key)
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_when_the_store_stays_away_the_grant_is_given_back_once_it_returns(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
     ) -> None:
@@ -98,17 +101,17 @@ class TestLostGrant:
     def test_so_is_one_that_was_asked_for_on_an_event_loop(
         self, store: Store, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real = store.backend.try_acquire
+        real = store.backend.atry_acquire
 
-        def lose(request: Any) -> Any:
-            assert isinstance(real(request), Grant)
+        async def lose(request: Any) -> Any:
+            assert isinstance(await real(request), Grant)
             raise BackendUnavailable("The answer was lost.")
 
         async def ask() -> None:
             async with store.lock(key, timeout=0):
                 pytest.fail("the body ran without the lock")
 
-        monkeypatch.setattr(store.backend, "try_acquire", lose)
+        monkeypatch.setattr(store.backend, "atry_acquire", lose)
         with pytest.raises(BackendUnavailable):
             asyncio.run(ask())
         eventually(lambda: store.is_free(key))
@@ -118,7 +121,7 @@ class TestLostGrant:
 class TestLostRelease:
     """The store has freed the lock, and a second release takes it from the next holder."""
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_sent_again_it_leaves_the_next_holder_alone(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
     ) -> None:
@@ -136,7 +139,7 @@ class TestLostRelease:
         again.extend()
         assert again.release() is True
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_sent_again_it_is_answered_like_the_first(
         self, store: Store, proxied: Proxied, key: str, start: Callable[..., Future[Any]]
     ) -> None:
@@ -148,7 +151,7 @@ class TestLostRelease:
         assert releasing.result(20) is True
         assert not lease.lost
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_a_block_that_went_well_does_not_fail_for_it(
         self, store: Store, proxied: Proxied, key: str
     ) -> None:
@@ -160,7 +163,7 @@ class TestLostRelease:
         eventually(lambda: store.is_free(key), within=BEFORE_EXPIRY)
         assert was_freed(store, key)
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_made_up_for_later_it_leaves_the_next_holder_alone(
         self, store: Store, proxied: Proxied, key: str, told: Told
     ) -> None:
@@ -178,7 +181,7 @@ class TestLostRelease:
 class TestFailedRelease:
     """A release fails, and the lease has forgotten what it had."""
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_the_lease_still_knows_its_owner_and_a_second_release_succeeds(
         self, store: Store, proxied: Proxied, key: str
     ) -> None:
@@ -201,12 +204,16 @@ class TestFailedRelease:
         def fail(grant: Grant) -> bool:
             raise BackendUnavailable("The network is down.")
 
+        async def afail(grant: Grant) -> bool:
+            return fail(grant)
+
         def release() -> bool:
             return asyncio.run(lease.arelease()) if on_loop else lease.release()
 
         lease = store.hold(key)
         with monkeypatch.context() as patched:
             patched.setattr(store.backend, "release", fail)
+            patched.setattr(store.backend, "arelease", afail)
             with pytest.raises(BackendUnavailable):
                 release()
         assert store.owner(key) == lease.owner_id
@@ -214,7 +221,7 @@ class TestFailedRelease:
         assert store.is_free(key)
 
 
-@for_stores(POSTGRES_STORES)
+@for_stores(PROXIED_STORES)
 class TestLostExtension:
     """The store has extended the lease, and its holder does not know."""
 
@@ -248,11 +255,15 @@ class TestLostExtension:
         assert lease.deadline > deadline
 
 
-@for_stores(POSTGRES_STORES)
+@for_stores(PROXIED_STORES)
 class TestKilledSessions:
     """The server ends all sessions: a restart, an administrator, a firewall that forgets."""
 
     def kill(self, store: Store) -> None:
+        if isinstance(store, RedisStore):
+            store.command("", "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            return
+
         def terminate() -> None:
             with connections[store.using].cursor() as cursor:
                 cursor.execute(
@@ -294,7 +305,7 @@ class TestKilledSessions:
         assert waiting.result(10).release() is True
 
 
-@for_stores(POSTGRES_STORES)
+@for_stores(PROXIED_STORES)
 class TestNoStore:
     """The store is away altogether."""
 
@@ -310,8 +321,10 @@ class TestNoStore:
         assert caught.value.__cause__ is not None
 
     def test_a_lease_from_before_lasts_until_its_deadline_and_no_longer(
-        self, proxied: Proxied, key: str, moved_clock: Any
+        self, proxied: Proxied, key: str, moved_clock: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # Requests are sent again in true time, which is not moved.
+        monkeypatch.setattr(server, "FAILOVER_PATIENCE", 0.05)
         lease = proxied.hold(key, ttl=20)
         proxied.proxy.mode = "reset"
         moved_clock.advance(19)

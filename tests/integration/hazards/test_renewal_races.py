@@ -15,7 +15,6 @@ from distlocks.claims import Extended
 from distlocks.clock import lease_now
 from distlocks.testing import FakeClock, flush_events
 from tests.integration.contract.stores import (
-    POSTGRES_STORES,
     SQLITE_STORES,
     Gate,
     Store,
@@ -23,9 +22,10 @@ from tests.integration.contract.stores import (
     for_stores,
 )
 from tests.integration.hazards import roles
-from tests.integration.hazards.proxied import Proxied
+from tests.integration.hazards.proxied import PROXIED_STORES, Proxied
 from tests.servers.children import Spawner
 from tests.servers.postgres import PostgresServer
+from tests.servers.redis import RedisServer
 from tests.waiting import eventually
 
 
@@ -80,7 +80,7 @@ class TestFailingRenewal:
         moved_clock.advance(60)
         assert len(tries) == count, "what is lost is not renewed"
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_a_broken_connection_costs_no_lock(self, proxied: Proxied, key: str) -> None:
         with proxied.lock(key, ttl=2, timeout=0) as lease:
             first = lease.deadline
@@ -88,7 +88,7 @@ class TestFailingRenewal:
             eventually(lambda: lease.deadline > first)
             lease.check()
 
-    @for_stores(("postgres",))
+    @for_stores(("postgres", "redis"))
     def test_nor_does_a_store_that_is_away_for_less_than_a_lease(
         self, proxied: Proxied, key: str, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -143,7 +143,7 @@ class TestTellingOfALoss:
         with pytest.raises(LeaseLost):
             lease.check()
 
-    @for_stores(("memory", "sqlite", "postgres"))
+    @for_stores(("memory", "sqlite", "postgres", "redis"))
     def test_in_real_time_and_during_the_body(self, store: Store, key: str) -> None:
         lost = threading.Event()
 
@@ -216,17 +216,23 @@ class TestHungRenewal:
             extending.result(10)
         assert lease.lost
 
-    @for_stores(POSTGRES_STORES)
+    @for_stores(PROXIED_STORES)
     def test_when_the_server_is_paused(
-        self, store: Store, key: str, postgres_server: PostgresServer, told: Told
+        self,
+        store: Store,
+        key: str,
+        postgres_server: PostgresServer,
+        redis_server: RedisServer,
+        told: Told,
     ) -> None:
         heard: list[Any] = []
         lease = store.hold(key, ttl=1, on_lost=heard.append)
-        postgres_server.pause()
+        server = redis_server if store.alias == "redis" else postgres_server
+        server.pause()
         try:
             self.must_be_known(lease, heard, told)
         finally:
-            postgres_server.resume()
+            server.resume()
 
     @for_stores(SQLITE_STORES)
     def test_when_another_writer_keeps_the_database_locked(
@@ -239,7 +245,7 @@ class TestHungRenewal:
             self.must_be_known(lease, heard, told)
             cursor.execute("ROLLBACK")
 
-    @for_stores(("postgres",))
+    @for_stores(("postgres", "redis"))
     def test_when_the_network_swallows_everything_other_stores_leases_are_kept(
         self, proxied: Proxied, key: str, told: Told
     ) -> None:

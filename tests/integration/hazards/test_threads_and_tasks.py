@@ -12,7 +12,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 
 from distlocks import Lease, LeaseLost, LockTimeout
 from tests.integration.contract.stores import (
-    SHARED_STORES,
+    FEWER_SHARED_STORES,
     Store,
     for_stores,
 )
@@ -356,7 +356,7 @@ class TestMixedWorlds:
         assert store.is_free(key)
 
 
-@for_stores(SHARED_STORES)
+@for_stores(FEWER_SHARED_STORES)
 def test_connections_are_closed_while_others_use_them(
     store: Store, key: str, spawn: Spawner
 ) -> None:

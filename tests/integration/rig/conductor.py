@@ -69,6 +69,10 @@ class Rig:
         self._pids[name] = self.hear(name, "forked")["pid"]
         return name
 
+    def pid(self, name: str) -> int:
+        """The process of that name."""
+        return self._pids[name]
+
     def order(self, name: str, do: str, **options: Any) -> None:
         self._command(tell=name, order={"do": do, "with": options})
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from django.core.management import call_command
 from django.db import connections, transaction
+from django.utils.module_loading import import_string
 
 from distlocks import Lease, LeaseLost, LockTimeout, db_lock, locks
 from distlocks.backends.database import mariadb, postgresql, sqlite
@@ -66,7 +67,9 @@ def serve() -> None:
 
 def _be_a_worker(name: str, plan: dict[str, Any], reading: int) -> None:
     try:
-        Worker(name, plan, reading).run()
+        # Other rigs have workers of their own kind.
+        kind: type[Worker] = import_string(plan.get("worker", f"{__name__}.Worker"))
+        kind(name, plan, reading).run()
         # What happens when an interpreter ends, and nothing of what the server would do next.
         atexit._run_exitfuncs()
         os._exit(0)
@@ -88,7 +91,8 @@ class Worker:
     def __init__(self, name: str, plan: dict[str, Any], orders: int) -> None:
         self.name = name
         self.alias: str = plan["alias"]
-        self.database: str = locks[self.alias].using  # type: ignore[attr-defined]
+        # Of the accounts: where the locks are, unless the rig says otherwise.
+        self.database: str = plan.get("database") or locks[self.alias].using  # type: ignore[attr-defined]
         self.keys: list[str] = plan["keys"]
         self.ttls: list[float] = plan["ttls"]
         self.least: int = plan["least"]

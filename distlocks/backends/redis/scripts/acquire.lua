@@ -1,7 +1,7 @@
 -- Grant all claims or none; tell who is in the way; give who waits a place in the queue.
 -- Keeps: tokens of the bucket strictly grow; a key is granted only if its record says that it is
 -- free, or reserved for the asker, and nobody who goes with what is there has waited for longer.
--- ARGV: run id, longest ttl, mailbox, owner id, hold, how long the asker has waited ('' if it is
+-- ARGV: '-' for no guard, longest ttl, mailbox, owner id, hold, how long the asker has waited ('' if it is
 -- not going to wait), who it is; then key, mode and limit of each claim. Durations are in µs.
 --
 -- This half: one exclusive claim on a key that is free, that was reserved for the asker, or that

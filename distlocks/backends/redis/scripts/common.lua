@@ -1,8 +1,8 @@
 -- Stands before every other script. All of a bucket's locks live in one hash, KEYS[1], with the
 -- record by which its loss is noticed; nothing beside it decides who has a lock.
 --
--- Fields of the hash: "\1r" the run id of the server that vouches for it, "\1y" until when it is in
--- quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue; and per key a record:
+-- Fields of the hash: "\1r" the replication id of the server that vouches for it (a server has a new
+-- one whenever it starts or is promoted), "\1y" until when it is in quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue; and per key a record:
 --   digits 1-16 expiry, 17-32 fencing token, 33-48 when acquired (all in µs), then the state:
 --   E held exclusively, R reserved for the first who waited, C cooling down, F freed (whatever
 --   its expiry says),
@@ -36,11 +36,11 @@ end
 -- that has not written the bucket itself may have lost grants: nothing is granted until the last
 -- of them has ended.
 local function quarantined(known, ready)
-  local run, longest = ARGV[1], tonumber(ARGV[2])
-  if run == '-' then return 0 end
-  if run == '' then run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)') end
-  if known ~= run then
-    redis.call('HSET', H, '\1r', run, '\1y', digits(now + longest))
+  if ARGV[1] == '-' then return 0 end
+  local longest = tonumber(ARGV[2])
+  local incarnation = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  if known ~= incarnation then
+    redis.call('HSET', H, '\1r', incarnation, '\1y', digits(now + longest))
     return longest
   end
   if not ready then return 0 end

@@ -1,5 +1,5 @@
 -- Make claims last longer. Keeps: a claim that has ended, or is another's, is never brought back.
--- ARGV: run id, longest ttl; then key, owner id, fencing token, ttl, minimum hold and mode of each.
+-- ARGV: '-' for no guard, longest ttl; then key, owner id, fencing token, ttl, minimum hold and mode of each.
 -- Answers a letter for each: 1 extended, 0 lost, B none of this while in quarantine.
 local about = redis.call('HMGET', H, '\1r', '\1y')
 local trusted = quarantined(about[1], about[2]) == 0

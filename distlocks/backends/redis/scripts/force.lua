@@ -1,6 +1,6 @@
 -- Free a key from all who have it; who had it. Behind claims.lua.
 -- Keeps: their later releases find nothing of theirs; who waits gets it next.
--- ARGV: run id, longest ttl, key.
+-- ARGV: '-' for no guard, longest ttl, key.
 local k = ARGV[3]
 local about = call('HMGET', H, '\1r', '\1y')
 local quarantine = quarantined(about[1], about[2])

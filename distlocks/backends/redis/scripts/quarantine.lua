@@ -1,5 +1,5 @@
 -- For how many µs the bucket is in quarantine. Begins it where the bucket is not this server's.
--- ARGV: run id, longest ttl, '1' to end it at once.
+-- ARGV: '-' for no guard, longest ttl, '1' to end it at once.
 local about = redis.call('HMGET', H, '\1r', '\1y')
 local left = quarantined(about[1], about[2])
 if left > 0 and ARGV[3] == '1' then

@@ -1,7 +1,7 @@
 -- End claims of one owner; how many of them were its own, now or by an earlier release.
 -- Keeps: what another owner has is not touched; a key cools down until its minimum hold has passed;
 -- who waits gets it before whoever comes later.
--- ARGV: run id, longest ttl, owner id, minimum hold; then key, mode and fencing token of each claim.
+-- ARGV: '-' for no guard, longest ttl, owner id, minimum hold; then key, mode and fencing token of each claim.
 -- No token: whatever the owner has or waits for ends without a trace.
 --
 -- This part: one exclusive claim without a minimum hold and with nobody waiting. The record stays,

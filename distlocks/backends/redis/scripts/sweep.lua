@@ -1,6 +1,6 @@
 -- Clear what is past its expiry, in one page of the bucket. Behind claims.lua.
 -- Keeps: what is live is not touched; who waits gets what is freed.
--- ARGV: run id, longest ttl, cursor, about how many, '1' to change nothing.
+-- ARGV: '-' for no guard, longest ttl, cursor, about how many, '1' to change nothing.
 local dry = ARGV[5] == '1'
 local about = call('HMGET', H, '\1r', '\1y')
 local quarantine = quarantined(about[1], about[2])

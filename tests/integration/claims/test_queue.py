@@ -1,0 +1,209 @@
+"""Who waits for a key has its turn in order, whatever others do meanwhile."""
+
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+
+from distlocks.claims import Denial, Grant, Request, claims_on, to_us
+from distlocks.clock import lease_now
+from distlocks.identity import new_owner_id
+from tests.integration.claims.fair import Ask, Fair
+from tests.integration.contract.redis_stores import RedisStore
+from tests.integration.contract.stores import for_stores
+
+# Seconds. Reservations end within one step of the clock, leases and waiters after several, and
+# never near one.
+STEP = 1.9
+TTLS = (2.5 * STEP, 50 * STEP)
+NAMES = ("a", "b")
+KINDS = (("exclusive", 0), ("shared", 0), ("permit", 1), ("permit", 2))
+# How many runs, and of how many steps: on a Cluster, each takes hundreds of requests.
+RUNS = {"redis": (40, 40), "redis_cluster": (2, 25)}
+
+
+class Machine(RuleBasedStateMachine):
+    """One store, with keys of this run's own, beside the reference.
+
+    Its time stands still but for the steps: what passes in truth is taken back.
+    """
+
+    waiting: Bundle[tuple[Request, Ask]] = Bundle("waiting")
+    leases: Bundle[tuple[Ask, Grant]] = Bundle("leases")
+
+    def __init__(self, store: RedisStore) -> None:
+        super().__init__()
+        self.store = store
+        self.backend = store.backend
+        self.root = uuid.uuid4().hex + ":"
+        self.reference = Fair()
+        self.asked = 0
+        self.granted: set[str] = set()
+        self.tokens: dict[str, int] = {}
+        self.moved = lease_now()
+
+    def teardown(self) -> None:
+        self.store.forget_all(self.root)
+
+    def stand_still(self) -> None:
+        now = lease_now()
+        self.store.shift_all(self.root, -to_us(now - self.moved))
+        self.moved = now
+
+    @rule(
+        target=waiting,
+        names=st.sets(st.sampled_from(NAMES), min_size=1),
+        kind=st.sampled_from(KINDS),
+        ttl=st.sampled_from(TTLS),
+    )
+    def come(self, names: set[str], kind: tuple[str, int], ttl: float) -> Any:
+        mode, limit = kind
+        self.asked += 1
+        request = Request(
+            claims=claims_on([self.root + name for name in names], mode, limit),
+            owner_id=new_owner_id(),
+            ttl_us=to_us(ttl),
+        )
+        keys = sorted(request.keys, key=lambda key: (self.store.bucket(key), key))
+        ask = Ask(request.owner_id, self.asked, keys, mode, limit, ttl)
+        return request, ask
+
+    @rule(target=leases, waiting=waiting, waits=st.sampled_from((True, True, True, False)))
+    def ask(self, waiting: tuple[Request, Ask], waits: bool) -> Any:
+        """Also by who was called, and by who has it already."""
+        self.stand_still()
+        request, ask = waiting
+        again = ask.owner in self.granted
+        if again and not all((key, ask.owner) in self.held() for key in ask.keys):
+            # It has lost what it had: who wants it back comes as somebody else.
+            return multiple()
+        granted = self.reference.acquire(ask, waits=waits)
+        # As long ago as makes its place certain: those who come are a second apart.
+        waited = 1000 + self.reference.now - ask.number
+        answer = self.backend.try_acquire(
+            replace(request, waits=waits, asked_at=lease_now() - waited)
+        )
+        assert isinstance(answer, Grant if granted else Denial), answer
+        if isinstance(answer, Denial):
+            assert answer.queued == (ask.owner if waits else "")
+            assert answer.remaining > 0 or not waits
+            return multiple()
+        if again:
+            return multiple()
+        self.granted.add(ask.owner)
+        for key, token in zip(answer.keys, answer.fencing_tokens, strict=True):
+            assert token > self.tokens.get(key, 0)
+            self.tokens[key] = token
+        return ask, answer
+
+    def held(self) -> set[tuple[str, str]]:
+        """What has been granted, by key and owner."""
+        return {
+            (key, owner) for key, owner, _, reserved in self.reference.holders() if not reserved
+        }
+
+    @rule(lease=consumes(leases))
+    def release(self, lease: tuple[Ask, Grant]) -> None:
+        self.stand_still()
+        ask, grant = lease
+        live = all((key, ask.owner) in self.held() for key in ask.keys)
+        self.reference.end(ask.owner, ask.keys)
+        assert self.backend.release(grant) or not live
+
+    @rule(waiting=consumes(waiting))
+    def give_up(self, waiting: tuple[Request, Ask]) -> None:
+        self.stand_still()
+        request, ask = waiting
+        self.reference.end(ask.owner, ask.keys)
+        self.backend.abandon(request)
+
+    @rule(waiting=consumes(waiting))
+    def die(self, waiting: tuple[Request, Ask]) -> None:
+        """Nothing more is heard of it."""
+
+    @rule(name=st.sampled_from(NAMES))
+    def force_release(self, name: str) -> None:
+        self.stand_still()
+        had = {one.owner_id for one in self.backend.force_release(self.root + name)}
+        assert had == self.reference.force_release(self.root + name)
+
+    @rule()
+    def sweep(self) -> None:
+        self.stand_still()
+        list(self.backend.sweep(older_than=86400, batch_size=100))
+        self.reference.sweep()
+
+    @rule(steps=st.sampled_from((1, 1, 3, 6)))
+    def time_passes(self, steps: int) -> None:
+        self.stand_still()
+        self.reference.now += steps * STEP
+        self.store.shift_all(self.root, to_us(steps * STEP))
+
+    @invariant()
+    def the_same_have_it_and_the_same_wait(self) -> None:
+        found = {
+            (one.key, one.owner_id, one.mode, not one.fencing_token)
+            for one in self.backend.holders(self.root)
+        }
+        assert found == self.reference.holders()
+        for name in NAMES:
+            waiters = [one.owner_id for one in self.backend.waiters(self.root + name)]
+            assert waiters == self.reference.waiters(self.root + name)
+
+
+@pytest.fixture
+def run(store: RedisStore) -> Callable[..., None]:
+    def run(**options: Any) -> None:
+        run_state_machine_as_test(
+            lambda: Machine(store),
+            settings=settings(
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+                stateful_step_count=RUNS[store.alias][1],
+                **options,
+            ),
+        )
+
+    return run
+
+
+@for_stores(tuple(RUNS))
+def test_the_queue_is_kept(store: RedisStore, run: Callable[..., None]) -> None:
+    run(max_examples=RUNS[store.alias][0], derandomize=True)
+
+
+@pytest.mark.soak
+@for_stores(tuple(RUNS))
+def test_the_queue_is_kept_for_long(run: Callable[..., None]) -> None:
+    run(max_examples=int(float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))))
+
+
+@for_stores(("redis", "redis_cluster"))
+def test_a_sweep_hands_on_what_it_clears(store: RedisStore, key: str) -> None:
+    """To the first who waits, and to nobody after it; what was cleared is told of."""
+    names = [f"{key}:{number}" for number in range(20)]
+    grants = [store.grant(name) for name in names]
+    first = [store.wait(name) for name in names]
+    second = [store.wait(name) for name in names]
+    store.expire(*names)
+    expired = [one.owner_id for swept in store.sweep() for one in swept.expired]
+    assert {grant.owner_id for grant in grants} <= set(expired)
+    called = {one.owner_id for one in store.backend.holders(key)}
+    assert called == {one.owner_id for one in first}
+    for name, request in zip(names, second, strict=True):
+        assert [one.owner_id for one in store.backend.waiters(name)] == [request.owner_id]

@@ -1,0 +1,148 @@
+"""How the Redis servers stand together, and what can be done to them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from tests.servers.proxy import FaultProxy
+from tests.servers.redis import RedisServer
+from tests.servers.redis_groups import ClusterGroup, SentinelGroup
+
+# Seconds: how long a worker waits for an answer.
+SOCKET_TIMEOUT = 0.6
+# Milliseconds in which a primary must answer; longer than a restart takes.
+DOWN_AFTER = 1200
+# Seconds: min-replicas-max-lag.
+LAG = 1
+
+
+class Topology(ABC):
+    """Servers of the tests' own that hold the locks of one alias."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def primaries(self) -> list[RedisServer]:
+        """The servers that grant locks now."""
+
+    @abstractmethod
+    def primary_of(self, hash_name: bytes) -> RedisServer:
+        """The server that has the locks of this hash now."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """Where the servers are, as OPTIONS of an alias say it."""
+
+    def options_of_workers(self) -> dict[str, Any]:
+        """The same for the workers, who may have to go through something."""
+        return {**self.options(), "connection": {"socket_timeout": SOCKET_TIMEOUT}}
+
+    def fail_over(self, hash_name: bytes) -> None:
+        """Kill the server that has the hash; return when another has taken over."""
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """Have everything run again as it should."""
+
+
+class Alone(Topology):
+    """One server."""
+
+    name = "alone"
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+
+    @property
+    def primaries(self) -> list[RedisServer]:
+        return [self.server]
+
+    def primary_of(self, hash_name: bytes) -> RedisServer:
+        return self.server
+
+    def options(self) -> dict[str, Any]:
+        return {"url": self.server.url}
+
+
+class Proxied(Alone):
+    """One server, with a proxy between it and the workers."""
+
+    name = "proxied"
+
+    def __init__(self, server: RedisServer, proxy: FaultProxy) -> None:
+        super().__init__(server)
+        self.proxy = proxy
+
+    def options_of_workers(self) -> dict[str, Any]:
+        return {
+            "url": f"redis://{self.proxy.host}:{self.proxy.port}/0",
+            "connection": {"socket_timeout": SOCKET_TIMEOUT},
+        }
+
+    def heal(self) -> None:
+        self.proxy.mode = "pass"
+
+
+class Trio(Topology):
+    """A primary and two replicas under Sentinel.
+
+    On a busy machine, Sentinel may depose a primary that lives: none takes writes without replicas.
+    """
+
+    name = "sentinel"
+
+    def __init__(self, group: SentinelGroup) -> None:
+        self.group = group
+        for sentinel in group.sentinel_servers:
+            sentinel.ask("SENTINEL", "SET", group.service, "down-after-milliseconds", DOWN_AFTER)
+        for server in group.servers:
+            server.ask("CONFIG", "SET", "min-replicas-max-lag", LAG)
+            server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
+            server.ask("CONFIG", "REWRITE")
+
+    @property
+    def primaries(self) -> list[RedisServer]:
+        return [self.group.master()]
+
+    def primary_of(self, hash_name: bytes) -> RedisServer:
+        return self.group.master()
+
+    def options(self) -> dict[str, Any]:
+        return {
+            "sentinels": self.group.sentinels,
+            "service": self.group.service,
+            "failover_lag": LAG,
+        }
+
+    def fail_over(self, hash_name: bytes) -> None:
+        self.group.failover()
+
+    def heal(self) -> None:
+        self.group.heal()
+
+
+class Six(Topology):
+    """A Cluster: three primaries, and a replica of each."""
+
+    name = "cluster"
+
+    def __init__(self, group: ClusterGroup) -> None:
+        self.group = group
+
+    @property
+    def primaries(self) -> list[RedisServer]:
+        return list({self.group.master_of(slot) for slot in (0, 8000, self.group.slots - 1)})
+
+    def primary_of(self, hash_name: bytes) -> RedisServer:
+        return self.group.master_of(hash_name)
+
+    def options(self) -> dict[str, Any]:
+        return {"cluster": self.group.startup_nodes}
+
+    def fail_over(self, hash_name: bytes) -> None:
+        self.group.failover(hash_name)
+
+    def heal(self) -> None:
+        self.group.heal()
