@@ -20,6 +20,7 @@ from distlocks.models import Lock
 from distlocks.signals import locks_expired
 from distlocks.testing import flush_events
 from tests.factories import SECOND, LockFactory, now_us
+from tests.integration.contract.stores import REDIS_STORES
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -428,7 +429,10 @@ def test_aliases_that_share_a_table_sweep_it_once() -> None:
     output = sweep(None)
     assert output.count("examined 1 rows, cleared 1 expired") == 2
     # One line for each table, and one for the locks in memory.
-    assert output.count("examined") == len({"default", "postgres", "mariadb", "memory"})
+    told = re.findall(r"^(\w+): examined", output, re.MULTILINE)
+    assert len([alias for alias in told if alias not in REDIS_STORES]) == len(
+        {"default", "postgres", "mariadb", "memory"}
+    )
 
 
 def test_several_aliases_may_be_named() -> None:

@@ -127,7 +127,8 @@ class SentinelServer(RedisServer):
         service = self._service
         self._write_config(
             f"sentinel monitor {service} {self._master.host} {self._master.port} 2\n"
-            f"sentinel down-after-milliseconds {service} 500\n"
+            # Beside other tests on two processors, a server is now and then silent for a second.
+            f"sentinel down-after-milliseconds {service} 1500\n"
             f"sentinel failover-timeout {service} 2000\n"
         )
 

@@ -11,10 +11,8 @@ from tests.servers.redis_groups import ClusterGroup, SentinelGroup
 
 # Seconds: how long a worker waits for an answer.
 SOCKET_TIMEOUT = 0.6
-# Milliseconds in which a primary must answer; longer than a restart takes.
-DOWN_AFTER = 1200
-# Seconds: min-replicas-max-lag.
-LAG = 1
+# Seconds: min-replicas-max-lag, and until a primary has noticed.
+LAG, NOTICED = 1, 2
 
 
 class Topology(ABC):
@@ -95,8 +93,6 @@ class Trio(Topology):
 
     def __init__(self, group: SentinelGroup) -> None:
         self.group = group
-        for sentinel in group.sentinel_servers:
-            sentinel.ask("SENTINEL", "SET", group.service, "down-after-milliseconds", DOWN_AFTER)
         for server in group.servers:
             server.ask("CONFIG", "SET", "min-replicas-max-lag", LAG)
             server.ask("CONFIG", "SET", "min-replicas-to-write", 1)
@@ -113,7 +109,7 @@ class Trio(Topology):
         return {
             "sentinels": self.group.sentinels,
             "service": self.group.service,
-            "failover_lag": LAG,
+            "failover_lag": LAG + NOTICED,
         }
 
     def fail_over(self, hash_name: bytes) -> None:
