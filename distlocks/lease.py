@@ -60,6 +60,7 @@ class Lease:
         "deadline",
         "keys",
         "label",
+        "owner_id",
         "ttl",
         "waited",
     )
@@ -91,6 +92,8 @@ class Lease:
         # Seconds from the call to the grant.
         self.waited = waited
         self.label = label
+        # Random, one per acquire: what the store knows the holder by.
+        self.owner_id = grant.owner_id
         self._grant = grant
         self._hold_until = None if max_hold is None else first_send + max_hold
         self._renew = renew and not grant.in_transaction
@@ -116,11 +119,6 @@ class Lease:
         )
 
     # What it is
-
-    @property
-    def owner_id(self) -> str:
-        """Random, one per acquire: what the store knows the holder by."""
-        return self._grant.owner_id
 
     @property
     def fencing_tokens(self) -> dict[Key, int]:
@@ -296,31 +294,35 @@ class Lease:
         has ended; the answer is then what is known now. Raises BackendUnavailable if the store
         does not answer; a second call tries again, and otherwise the lease ends at its deadline.
         """
+        self._release()
+        return not self.lost
+
+    def _release(self) -> None:
         if not self._begin_release():
-            return not self.lost
+            return
         if self._until_commit and at_end(self._at_transactions_end):
-            return not self.lost
+            return
         try:
-            with self._naming_keys():
-                self.give_back()
+            self.give_back()
         except BaseException as error:
             self._after_failed_release(error)
             raise
-        return not self.lost
 
     async def arelease(self) -> bool:
         """See release(). An event loop has no transaction whose end could be awaited."""
         if not self._begin_release():
             return not self.lost
         try:
-            with self._naming_keys():
-                self._released(await self.backend.arelease(self._grant))
+            self._released(await self.backend.arelease(self._grant))
         except BaseException as error:
             self._after_failed_release(error)
             raise
         return not self.lost
 
     def _after_failed_release(self, error: BaseException) -> None:
+        if isinstance(error, DistlocksError):
+            # The store knows keys by another name.
+            error.keys = self.keys
         if not (isinstance(error, BackendUnavailable) or self._given_back):
             # Interrupted or cancelled: nobody knows whether it got through, or may ever ask.
             self._release_later()
@@ -370,7 +372,7 @@ class Lease:
     def finish(self, error: BaseException | None) -> None:
         """End of the block: release, then LeaseLost if it was lost while the body went well."""
         try:
-            self.release()
+            self._release()
         except DistlocksError as failure:
             self._make_up_for(failure)
         self._raise_if_lost(error)

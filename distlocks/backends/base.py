@@ -199,7 +199,7 @@ class BaseBackend(ABC):
 
     def public_key(self, name: str) -> Key:
         """The key of this name as its user wrote it, without the alias' KEY_PREFIX."""
-        return key_of(name.removeprefix(self.prefix))
+        return key_of(name.removeprefix(self.prefix) if self.prefix else name)
 
     def checked(self, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
         """The claims, if this store can grant such; else NotSupported."""
