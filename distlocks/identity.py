@@ -56,7 +56,7 @@ def host() -> str:
 
 
 def pid() -> int:
-    """This process's id."""
+    """This process's id, without a system call."""
     return _process.pid
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from .clock import lease_now
 from .conf import MIN_TTL, seconds
 from .eventloop import blocking
 from .exceptions import BackendUnavailable, DistlocksError, LeaseLost
+from .identity import pid
 from .keys import Key
 from .recording import recorder
 from .renewal import renewer
@@ -99,7 +99,7 @@ class Lease:
         self._renew = renew and not grant.in_transaction
         self._until_commit = until_commit and (grant.in_testcase or not grant.in_transaction)
         self._on_lost = on_lost
-        self._pid = os.getpid()
+        self._pid = pid()
         self._mutex = threading.Lock()
         # The reason, once it is known to be lost.
         self._lost = ""
@@ -166,7 +166,7 @@ class Lease:
     def _why_lost(self) -> str:
         if self._lost:
             return self._lost
-        if self._pid != os.getpid():
+        if self._pid != pid():
             return f"it belongs to process {self._pid}, from which this one was forked"
         if not self._given_back and lease_now() >= self.deadline:
             return "its deadline has passed"
@@ -331,7 +331,7 @@ class Lease:
 
     def _begin_release(self) -> bool:
         """Whether there is anything to release."""
-        if self._pid != os.getpid():
+        if self._pid != pid():
             return False
         with self._mutex:
             if self._releasing or self._given_back:

@@ -121,15 +121,27 @@ class Place(ABC):
 class Single(Place):
     """One server."""
 
+    def __init__(
+        self,
+        kind: type[Connection],
+        settings: Mapping[str, Any],
+        max_connections: int | None = None,
+    ) -> None:
+        super().__init__(kind, settings, max_connections)
+        self._address: Address = (
+            settings.get("host", "localhost"),
+            int(settings.get("port", 6379)),
+        )
+        if "path" in settings:
+            self._address = (settings["path"], 0)
+
     @classmethod
     def from_pool(cls, pool: ConnectionPool, **more: Any) -> Single:
         """The server of a redis-py pool, whose connections are left alone."""
         return cls(pool.connection_class, {**pool.connection_kwargs, **more}, pool.max_connections)
 
     def address(self, hash_name: bytes) -> Address:
-        if "path" in self.settings:
-            return self.settings["path"], 0
-        return self.settings.get("host", "localhost"), int(self.settings.get("port", 6379))
+        return self._address
 
     known = address
 

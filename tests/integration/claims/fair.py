@@ -93,11 +93,12 @@ class Fair:
         return len(place.queue) < before
 
     def end(self, owner: str, keys: Iterable[str]) -> None:
-        """It releases what it has, or gives up what it waits for."""
+        """It releases what it has or had, or gives up what it waits for."""
         for key in keys:
             place = self._place(key)
-            if bool(place.had.pop(owner, None)) | self._leave(place, owner):
-                self._call(place)
+            place.had.pop(owner, None)
+            self._leave(place, owner)
+            self._call(place)
 
     def force_release(self, key: str) -> set[str]:
         place = self._place(key)

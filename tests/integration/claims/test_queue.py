@@ -14,7 +14,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     consumes,
     invariant,
-    multiple,
     rule,
     run_state_machine_as_test,
 )
@@ -31,7 +30,8 @@ from tests.integration.contract.stores import for_stores
 STEP = 1.9
 TTLS = (2.5 * STEP, 50 * STEP)
 NAMES = ("a", "b")
-KINDS = (("exclusive", 0), ("shared", 0), ("permit", 1), ("permit", 2))
+KINDS = (("exclusive", 0), ("exclusive", 0), ("shared", 0), ("permit", 1), ("permit", 2))
+OFTEN = st.sampled_from((True, True, True, False))
 # How many runs, and of how many steps: on a Cluster, each takes hundreds of requests.
 RUNS = {"redis": (40, 40), "redis_cluster": (2, 25)}
 
@@ -42,8 +42,7 @@ class Machine(RuleBasedStateMachine):
     Its time stands still but for the steps: what passes in truth is taken back.
     """
 
-    waiting: Bundle[tuple[Request, Ask]] = Bundle("waiting")
-    leases: Bundle[tuple[Ask, Grant]] = Bundle("leases")
+    requests: Bundle[tuple[Request, Ask]] = Bundle("requests")
 
     def __init__(self, store: RedisStore) -> None:
         super().__init__()
@@ -52,7 +51,7 @@ class Machine(RuleBasedStateMachine):
         self.root = uuid.uuid4().hex + ":"
         self.reference = Fair()
         self.asked = 0
-        self.granted: set[str] = set()
+        self.grants: dict[str, Grant] = {}
         self.tokens: dict[str, int] = {}
         self.moved = lease_now()
 
@@ -65,12 +64,13 @@ class Machine(RuleBasedStateMachine):
         self.moved = now
 
     @rule(
-        target=waiting,
-        names=st.sets(st.sampled_from(NAMES), min_size=1),
+        target=requests,
+        names=st.sampled_from(("a", "a", "a", "b", "ab")),
         kind=st.sampled_from(KINDS),
         ttl=st.sampled_from(TTLS),
+        waits=OFTEN,
     )
-    def come(self, names: set[str], kind: tuple[str, int], ttl: float) -> Any:
+    def come(self, names: str, kind: tuple[str, int], ttl: float, waits: bool) -> Any:
         mode, limit = kind
         self.asked += 1
         request = Request(
@@ -80,17 +80,18 @@ class Machine(RuleBasedStateMachine):
         )
         keys = sorted(request.keys, key=lambda key: (self.store.bucket(key), key))
         ask = Ask(request.owner_id, self.asked, keys, mode, limit, ttl)
+        self.ask((request, ask), waits)
         return request, ask
 
-    @rule(target=leases, waiting=waiting, waits=st.sampled_from((True, True, True, False)))
-    def ask(self, waiting: tuple[Request, Ask], waits: bool) -> Any:
+    @rule(which=requests, waits=OFTEN)
+    def ask(self, which: tuple[Request, Ask], waits: bool) -> None:
         """Also by who was called, and by who has it already."""
         self.stand_still()
-        request, ask = waiting
-        again = ask.owner in self.granted
-        if again and not all((key, ask.owner) in self.held() for key in ask.keys):
+        request, ask = which
+        before = self.grants.get(ask.owner)
+        if before and not self.has(ask):
             # It has lost what it had: who wants it back comes as somebody else.
-            return multiple()
+            return
         granted = self.reference.acquire(ask, waits=waits)
         # As long ago as makes its place certain: those who come are a second apart.
         waited = 1000 + self.reference.now - ask.number
@@ -101,38 +102,33 @@ class Machine(RuleBasedStateMachine):
         if isinstance(answer, Denial):
             assert answer.queued == (ask.owner if waits else "")
             assert answer.remaining > 0 or not waits
-            return multiple()
-        if again:
-            return multiple()
-        self.granted.add(ask.owner)
-        for key, token in zip(answer.keys, answer.fencing_tokens, strict=True):
-            assert token > self.tokens.get(key, 0)
-            self.tokens[key] = token
-        return ask, answer
+        elif before:
+            assert answer.fencing_tokens == before.fencing_tokens
+        else:
+            self.grants[ask.owner] = answer
+            for key, token in zip(answer.keys, answer.fencing_tokens, strict=True):
+                assert token > self.tokens.get(key, 0)
+                self.tokens[key] = token
 
-    def held(self) -> set[tuple[str, str]]:
-        """What has been granted, by key and owner."""
-        return {
-            (key, owner) for key, owner, _, reserved in self.reference.holders() if not reserved
-        }
+    def has(self, ask: Ask) -> bool:
+        """Whether it has all that it asked for, more than kept for it."""
+        held = self.reference.holders()
+        return all((key, ask.owner, ask.mode, False) in held for key in ask.keys)
 
-    @rule(lease=consumes(leases))
-    def release(self, lease: tuple[Ask, Grant]) -> None:
+    @rule(which=consumes(requests))
+    def end(self, which: tuple[Request, Ask]) -> None:
+        """It gives back what it has, or gives up what it waits for."""
         self.stand_still()
-        ask, grant = lease
-        live = all((key, ask.owner) in self.held() for key in ask.keys)
+        request, ask = which
+        live = self.has(ask)
         self.reference.end(ask.owner, ask.keys)
-        assert self.backend.release(grant) or not live
+        if grant := self.grants.get(ask.owner):
+            assert self.backend.release(grant) or not live
+        else:
+            self.backend.abandon(request)
 
-    @rule(waiting=consumes(waiting))
-    def give_up(self, waiting: tuple[Request, Ask]) -> None:
-        self.stand_still()
-        request, ask = waiting
-        self.reference.end(ask.owner, ask.keys)
-        self.backend.abandon(request)
-
-    @rule(waiting=consumes(waiting))
-    def die(self, waiting: tuple[Request, Ask]) -> None:
+    @rule(which=consumes(requests))
+    def die(self, which: tuple[Request, Ask]) -> None:
         """Nothing more is heard of it."""
 
     @rule(name=st.sampled_from(NAMES))
@@ -147,7 +143,7 @@ class Machine(RuleBasedStateMachine):
         list(self.backend.sweep(older_than=86400, batch_size=100))
         self.reference.sweep()
 
-    @rule(steps=st.sampled_from((1, 1, 3, 6)))
+    @rule(steps=st.sampled_from((1, 1, 1, 3, 6)))
     def time_passes(self, steps: int) -> None:
         self.stand_still()
         self.reference.now += steps * STEP
@@ -207,3 +203,27 @@ def test_a_sweep_hands_on_what_it_clears(store: RedisStore, key: str) -> None:
     assert called == {one.owner_id for one in first}
     for name, request in zip(names, second, strict=True):
         assert [one.owner_id for one in store.backend.waiters(name)] == [request.owner_id]
+
+
+@for_stores(("redis", "redis_cluster"))
+@pytest.mark.parametrize("waits", [True, False])
+def test_who_is_denied_another_key_hands_on_the_first(
+    store: RedisStore, key: str, waits: bool
+) -> None:
+    """What was kept for it is the next one's at once, not after a while in which nobody has it."""
+    names = (f"{key}:1", f"{key}:2")
+    a, b = sorted(names, key=lambda name: (store.bucket(name), name))
+    held = {name: store.grant(name) for name in names}
+    both = store.wait(a, b)
+    following = store.wait(a)
+    assert store.backend.release(held[a])
+    assert store.owner(a) == both.owner_id
+    denial = store.backend.try_acquire(replace(both, waits=waits))
+    assert isinstance(denial, Denial)
+    assert denial.key == b
+    assert store.owner(a) == following.owner_id
+    assert [one.owner_id for one in store.backend.waiters(b)] == [both.owner_id] * waits
+    answer = store.backend.try_acquire(following)
+    assert isinstance(answer, Grant)
+    assert store.backend.release(answer)
+    assert store.backend.release(held[b])

@@ -16,7 +16,7 @@ for i = 5, #ARGV, 3 do
   local queue = has_queue(k)
   local s = look(k)
   local has, state = own_claim(k, s, owner)
-  local left = queue and token == '' and take_out(k, owner)
+  if queue and token == '' then take_out(k, owner) end
   if not has and mode == 'E' and s.v then
     -- Expired and not taken by anybody else, or freed by an earlier release.
     local _, stop = string.find(s.v, '\n', 50, true)
@@ -49,7 +49,6 @@ for i = 5, #ARGV, 3 do
         call('ZREMRANGEBYSCORE', freed, '-inf', string.format('%.0f', now - REMEMBERED))
         call('PEXPIRE', freed, 60000)
       end
-      left = true
     elseif mode == 'E' then
       call('HSET', H, k, until_then .. sub(s.v, 17, 48) .. 'C' .. sub(s.v, 50))
       s.ends = tonumber(until_then)
@@ -62,6 +61,7 @@ for i = 5, #ARGV, 3 do
     -- Nobody has been let in since the bucket was lost: it was ours to the end.
     ours = ours + 1
   end
-  if left and queue and quarantine == 0 then advance(k, s) end
+  -- Also if it had ended before: nobody may have looked since.
+  if queue and quarantine == 0 then advance(k, s) end
 end
 return ours
