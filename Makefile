@@ -12,8 +12,8 @@ BIN := $(VENV)/bin
 # Narrow a test run: make test TESTS=tests/unit ARGS="-k key"
 TESTS ?=
 ARGS ?=
-# Tests at a time: most of them wait for something, so one more than there are processors.
-WORKERS ?= 3
+# Tests at a time. Each may start several processes: more than there are cores makes races slow.
+WORKERS ?= 2
 CORE_TESTS := tests/unit tests/integration tests/migration
 MATRIX ?= 3.12 3.13
 # Where the demo's locks are: database (its own SQLite file) or redis.

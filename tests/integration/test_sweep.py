@@ -16,7 +16,7 @@ from django.test import override_settings
 
 from distlocks import Lease, LeaseLost, LockTimeout, db_lock, locks
 from distlocks.backends.memory import MemoryBackend
-from distlocks.models import Lock
+from distlocks.models import Lock, LockHolder
 from distlocks.signals import locks_expired
 from distlocks.testing import flush_events
 from tests.factories import SECOND, LockFactory, now_us
@@ -45,6 +45,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 def using(databases: None, backend: str) -> str:
     """The store's database, with no locks in it."""
     Lock.objects.using(STORES[backend]).delete()
+    # Also what processes left behind that other tests have killed.
+    LockHolder.objects.using(STORES[backend]).delete()
     return STORES[backend]
 
 

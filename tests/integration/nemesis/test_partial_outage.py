@@ -9,7 +9,7 @@ from distlocks.clock import lease_now
 from tests.integration.nemesis.nemeses import wait_for
 from tests.integration.nemesis.topologies import SOCKET_TIMEOUT, Six
 
-TTL = 2.0
+TTL = 5.0
 LEASES = 20
 
 

@@ -18,6 +18,15 @@ local function join(k, mode, limit, has_flag)
   local queue, waiters = H .. ':q:' .. k, H .. ':w:' .. k
   redis.call('ZADD', queue, 'NX', string.format('%.0f', now - waited), owner)
   local place = redis.call('ZRANK', queue, owner)
+  while place > 0 do
+    -- The dead before it do not count: whoever comes first looks after the holder.
+    local first = redis.call('ZRANGE', queue, 0, 0)[1]
+    local w = redis.call('HGET', waiters, first)
+    if w and string.sub(w, 1, 16) >= now_s then break end
+    redis.call('ZREM', queue, first)
+    redis.call('HDEL', waiters, first)
+    place = place - 1
+  end
   local alive = now + (place < 2 and ALIVE_NEXT or ALIVE)
   redis.call('HSET', waiters, owner,
     digits(alive) .. mode .. string.format('%05d', limit) .. ARGV[3] .. '\n' .. who)
