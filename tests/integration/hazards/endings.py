@@ -79,7 +79,7 @@ def end_while_holding(alias: str, key: str) -> None:
 
     The end takes longer than the time between two renewals.
     """
-    db_lock(key, backend=alias, ttl=1).acquire()
+    db_lock(key, backend=alias, ttl=3).acquire()
     together = threading.Barrier(3)
 
     def wait_in_thread() -> None:
@@ -94,7 +94,7 @@ def end_while_holding(alias: str, key: str) -> None:
     threading.Thread(target=lambda: asyncio.run(wait_on_loop()), daemon=True).start()
     together.wait()
     db_lock(key, backend=alias, timeout=0.1).try_acquire()
-    atexit.register(threading.Event().wait, 0.45)
+    atexit.register(threading.Event().wait, 1.2)
 
 
 def end_while_the_store_hangs(alias: str, key: str) -> None:
