@@ -62,20 +62,6 @@ class Link:
             sock.settimeout(self._timeout)
         return reply
 
-    def ask_all(self, requests: bytes, count: int) -> list[Reply]:
-        """The replies to several requests sent at once."""
-        self._socket.sendall(requests)
-        data = bytearray()
-        replies: list[Reply] = []
-        while len(replies) < count:
-            try:
-                reply, end = unpack(data)
-                replies.append(reply)
-                del data[:end]
-            except Incomplete:
-                data += self._more()
-        return replies
-
     def _read(self, data: bytes) -> Reply:
         while True:
             if not data:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from redis import ConnectionPool, RedisError
@@ -230,8 +230,3 @@ def redis_client(cache: Any) -> Any:
     if hasattr(inner, "get_client"):
         return inner.get_client(None, write=True)
     return None
-
-
-def addresses_of(servers: Sequence[Address]) -> str:
-    """For messages."""
-    return ", ".join(f"{host}:{port}" for host, port in servers)
