@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,18 +30,17 @@ from ...waiting import MAX_SLEEP, poll_delay
 from ..base import BaseBackend
 from ..offload import submit
 from .calls import Answers, asking, ending, lasting, parts, whole, without
+from .listing import holders_in, queue_of
 from .place import Address
-from .records import holder, is_live, split, waiter
+from .records import holder, split, waiter
 from .scripts import script
 from .server import Servers
 from .settings import MAX_CONNECTIONS, NAMES, Settings
-from .wire import Reply, pack, packed
+from .wire import Reply, packed
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-# So many fields are looked at by one request.
-PAGE = 500
 # Seconds after which those next in a queue look again: the one before them may have died.
 LOOK_AGAIN = 2.5
 # Seconds for which a key stays reserved: see RESERVED in common.lua.
@@ -274,58 +272,17 @@ class RedisBackend(BaseBackend):
 
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         name = (self.prefix + prefix).encode()
-        found: list[Holder] = []
-        for hash_name in self.servers.hashes:
-            found += self._holders_in(hash_name, name)
+        found = [
+            self._public(fields, now)
+            for hash_name in self.servers.hashes
+            for fields, now in holders_in(self.servers, hash_name, name)
+        ]
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
         return found[:limit]
 
-    def _holders_in(self, hash_name: bytes, prefix: bytes) -> Iterator[Holder]:
-        cursor, several = b"0", []
-        seen: set[bytes] = set()
-        pattern = re.sub(rb"([*?\[\]^\\])", rb"\\\1", prefix) + b"*"
-        while True:
-            now = self._now(hash_name)
-            cursor, page = self.servers.ask(
-                hash_name,
-                pack(b"HSCAN", hash_name, cursor, b"MATCH", pattern, b"COUNT", b"%d" % PAGE),
-            )
-            for key, record in zip(page[::2], page[1::2], strict=True):
-                if key in seen or key[:1] == b"\x01":
-                    continue
-                seen.add(key)
-                if record[48:49] == b"S":
-                    several.append(key)
-                elif is_live(record, now):
-                    yield self._public(split(key, record), now)
-            if cursor == b"0":
-                break
-        if several:
-            now_, told, _ = self.servers.run(
-                hash_name, script("find"), len(several), packed(several)
-            )
-            for fields in told:
-                yield self._public(fields, int(now_))
-
-    def _now(self, hash_name: bytes) -> int:
-        """Microseconds, by the server's clock."""
-        seconds, us = self.servers.ask(hash_name, pack(b"TIME"))
-        return int(seconds) * MICROSECOND + int(us)
-
     def waiters(self, key: str) -> list[Waiter]:
-        name = (self.prefix + key).encode()
-        hash_name = self.servers.hash_name(self.prefix + key)
-        queue = self.servers.ask(
-            hash_name, pack(b"ZRANGE", hash_name + b":q:" + name, b"0", b"-1", b"WITHSCORES")
-        )
-        details = self.servers.ask(hash_name, pack(b"HGETALL", hash_name + b":w:" + name))
-        known = dict(zip(details[::2], details[1::2], strict=True))
-        now = self._now(hash_name)
-        return [
-            waiter(self.public_key(self.prefix + key), owner, float(asked), known[owner])
-            for owner, asked in zip(queue[::2], queue[1::2], strict=True)
-            if owner in known and int(known[owner][:16]) >= now
-        ]
+        shown = self.public_key(self.prefix + key)
+        return [waiter(shown, *one) for one in queue_of(self.servers, self.prefix + key)]
 
     def force_release(self, key: str) -> list[Holder]:
         name = self.prefix + key
