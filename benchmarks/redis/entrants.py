@@ -231,12 +231,15 @@ class ByHand(WithClient):
             raise RuntimeError(f"{held} was lost")
 
 
-class RedisPyLock(WithClient):
-    name = "redis-py Lock"
-    carries = "owner"
+class LockObject(WithClient):
+    """A peer whose lock is an object with acquire() and release()."""
+
+    # What acquire() calls the seconds to wait, and how another thread may release.
+    patience = "timeout"
+    handed_on: ClassVar[dict[str, Any]] = {}
 
     def lock(self, key: str, **options: Any) -> Any:
-        return self.client.lock(key, timeout=TTL, **options)
+        raise NotImplementedError
 
     def cycle(self, key: str) -> Cycle:
         def cycle() -> None:
@@ -246,15 +249,25 @@ class RedisPyLock(WithClient):
         return cycle
 
     def attempt(self, key: str) -> Any:
-        lock = self.lock(key, thread_local=False)
+        lock = self.lock(key, **self.handed_on)
         return lock if lock.acquire(blocking=False) else None
 
     def acquire(self, key: str) -> Any:
-        lock = self.lock(key, thread_local=False)
-        return lock if lock.acquire(blocking_timeout=PATIENCE) else _in_vain(key)
+        lock = self.lock(key, **self.handed_on)
+        return lock if lock.acquire(**{self.patience: PATIENCE}) else _in_vain(key)
 
     def release(self, held: Any) -> None:
         held.release()
+
+
+class RedisPyLock(LockObject):
+    name = "redis-py Lock"
+    carries = "owner"
+    patience = "blocking_timeout"
+    handed_on: ClassVar[dict[str, Any]] = {"thread_local": False}
+
+    def lock(self, key: str, **options: Any) -> Any:
+        return self.client.lock(key, timeout=TTL, **options)
 
 
 class DjangoRedis(RedisPyLock):
@@ -273,7 +286,7 @@ class DjangoRedis(RedisPyLock):
         return self._caches["default"].lock(key, timeout=TTL, **options)
 
 
-class PythonRedisLock(WithClient):
+class PythonRedisLock(LockObject):
     name = "python-redis-lock"
     module = "redis_lock"
     carries = "owner"
@@ -282,24 +295,6 @@ class PythonRedisLock(WithClient):
         import redis_lock
 
         return redis_lock.Lock(self.client, key, expire=TTL, **options)
-
-    def cycle(self, key: str) -> Cycle:
-        def cycle() -> None:
-            with self.lock(key):
-                pass
-
-        return cycle
-
-    def attempt(self, key: str) -> Any:
-        lock = self.lock(key)
-        return lock if lock.acquire(blocking=False) else None
-
-    def acquire(self, key: str) -> Any:
-        lock = self.lock(key)
-        return lock if lock.acquire(timeout=PATIENCE) else _in_vain(key)
-
-    def release(self, held: Any) -> None:
-        held.release()
 
 
 class RedlockNg(Entrant):
@@ -334,33 +329,15 @@ class RedlockNg(Entrant):
         self._redlock.release(held)
 
 
-class Pottery(WithClient):
+class Pottery(LockObject):
     name = "pottery"
     module = "pottery"
     carries = "owner"
 
-    def lock(self, key: str) -> Any:
+    def lock(self, key: str, **options: Any) -> Any:
         from pottery import Redlock
 
         return Redlock(key=key, masters={self.client}, auto_release_time=TTL)
-
-    def cycle(self, key: str) -> Cycle:
-        def cycle() -> None:
-            with self.lock(key):
-                pass
-
-        return cycle
-
-    def attempt(self, key: str) -> Any:
-        lock = self.lock(key)
-        return lock if lock.acquire(blocking=False) else None
-
-    def acquire(self, key: str) -> Any:
-        lock = self.lock(key)
-        return lock if lock.acquire(timeout=PATIENCE) else _in_vain(key)
-
-    def release(self, held: Any) -> None:
-        held.release()
 
 
 def _in_vain(key: str) -> Any:
