@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -15,7 +14,6 @@ from hypothesis.stateful import (
     invariant,
     multiple,
     rule,
-    run_state_machine_as_test,
 )
 
 from distlocks import clock
@@ -31,6 +29,7 @@ TTLS = (100.0, 200.0)
 NAMES = ("a", "b", SEPARATOR.join("ax"), SEPARATOR.join("ay"), SEPARATOR.join("axz"))
 KINDS = (("exclusive", 0), ("shared", 0), ("permit", 1), ("permit", 2), ("permit", 3))
 EXAMPLES = 12
+STEPS = 30
 # To look at all that a Cluster holds takes hundreds of requests.
 EXAMPLES_ON_CLUSTER = 3
 
@@ -158,28 +157,13 @@ class Machine(RuleBasedStateMachine):
         self.store.shift_all(self.root, to_us(seconds))
 
 
-@pytest.fixture
-def run(store: Store) -> Callable[..., None]:
-    def run(**options: Any) -> None:
-        run_state_machine_as_test(
-            lambda: Machine(store),
-            settings=settings(
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                stateful_step_count=30,
-                **options,
-            ),
-        )
-
-    return run
-
-
-def test_the_store_answers_like_the_reference(store: Store, run: Callable[..., None]) -> None:
+def test_the_store_answers_like_the_reference(store: Store, explore: Callable[..., None]) -> None:
     examples = EXAMPLES_ON_CLUSTER if store.alias == "redis_cluster" else EXAMPLES
-    run(max_examples=examples, derandomize=True)
+    explore(Machine, STEPS, max_examples=examples, derandomize=True)
 
 
 @pytest.mark.soak
-def test_the_store_answers_like_the_reference_for_long(run: Callable[..., None]) -> None:
-    run(max_examples=int(float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))))
+def test_the_store_answers_like_the_reference_for_long(explore: Callable[..., None]) -> None:
+    explore(
+        Machine, STEPS, max_examples=int(float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300")))
+    )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -15,7 +14,6 @@ from hypothesis.stateful import (
     consumes,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from distlocks.claims import Denial, Grant, Request, claims_on, to_us
@@ -171,32 +169,19 @@ class Machine(RuleBasedStateMachine):
             assert waiters == self.reference.waiters(self.root + name) or not self.is_certain()
 
 
-@pytest.fixture
-def run(store: RedisStore) -> Callable[..., None]:
-    def run(**options: Any) -> None:
-        run_state_machine_as_test(
-            lambda: Machine(store),
-            settings=settings(
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-                stateful_step_count=RUNS[store.alias][1],
-                **options,
-            ),
-        )
-
-    return run
-
-
 @for_stores(tuple(RUNS))
-def test_the_queue_is_kept(store: RedisStore, run: Callable[..., None]) -> None:
-    run(max_examples=RUNS[store.alias][0], derandomize=True)
+def test_the_queue_is_kept(store: RedisStore, explore: Callable[..., None]) -> None:
+    explore(Machine, RUNS[store.alias][1], max_examples=RUNS[store.alias][0], derandomize=True)
 
 
 @pytest.mark.soak
 @for_stores(tuple(RUNS))
-def test_the_queue_is_kept_for_long(run: Callable[..., None]) -> None:
-    run(max_examples=int(float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))))
+def test_the_queue_is_kept_for_long(store: RedisStore, explore: Callable[..., None]) -> None:
+    explore(
+        Machine,
+        RUNS[store.alias][1],
+        max_examples=int(float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))),
+    )
 
 
 @for_stores(("redis", "redis_cluster"))
