@@ -18,7 +18,7 @@ from distlocks.clock import lease_now
 from tests.integration.contract.redis_stores import RedisStore
 from tests.integration.contract.stores import Store, for_stores
 from tests.integration.hazards import roles
-from tests.servers.children import Spawner
+from tests.servers.children import Child, Spawner
 from tests.servers.redis import RedisServer
 from tests.waiting import eventually, eventually_on_loop
 
@@ -149,17 +149,25 @@ class TestFirstComeFirstServed:
             waiting.result(0)
 
 
+def two_waiting(
+    store: RedisStore, key: str, spawn: Spawner, start: Start
+) -> tuple[Lease, Child, Future[Any]]:
+    """A holder of the key, who waits first (another process), and who waits next."""
+    holder = store.hold(key)
+    first = spawn(roles.wait, store.alias, key, timeout=60)
+    store.eventually_waiting(key, 1)
+    second = start(store.lock(key, timeout=60).acquire)
+    store.eventually_waiting(key, 2)
+    return holder, first, second
+
+
 class TestWhoLeaves:
     @on_redis
     def test_a_dead_one_is_passed_over(
         self, store: RedisStore, key: str, spawn: Spawner, start: Start
     ) -> None:
         """Killed while first in the queue, with the call on its way to it."""
-        holder = store.hold(key)
-        first = spawn(roles.wait, store.alias, key, timeout=60)
-        store.eventually_waiting(key, 1)
-        second = start(store.lock(key, timeout=60).acquire)
-        store.eventually_waiting(key, 2)
+        holder, first, second = two_waiting(store, key, spawn, start)
         first.kill()
         assert holder.release() is True
         lease = second.result(SOON_AFTER_A_DEATH)
@@ -170,11 +178,7 @@ class TestWhoLeaves:
         self, store: RedisStore, key: str, spawn: Spawner, start: Start
     ) -> None:
         """And when it goes on, it waits again, and has its turn."""
-        holder = store.hold(key)
-        first = spawn(roles.wait, store.alias, key, timeout=60)
-        store.eventually_waiting(key, 1)
-        second = start(store.lock(key, timeout=60).acquire)
-        store.eventually_waiting(key, 2)
+        holder, first, second = two_waiting(store, key, spawn, start)
         first.pause()
         assert holder.release() is True
         lease = second.result(SOON_AFTER_A_DEATH)
