@@ -8,9 +8,9 @@ from distlocks import BackendUnavailable, db_lock, locks
 from tests.integration.nemesis.nemeses import wait_for
 from tests.servers.redis import RedisServer
 
-TTL = 2.0
+TTL = 10.0
 # Seconds: half of it is how long replicas are waited for.
-TIMEOUT = 0.6
+TIMEOUT = 2.0
 
 
 @pytest.fixture
