@@ -388,6 +388,7 @@ class TestCleanup:
             env=without_servers(),
             capture_output=True,
             text=True,
+            timeout=50,
         )
         assert child.returncode == 0, child.stderr
         assert child.stdout == "True\n"
@@ -491,6 +492,7 @@ import os, sys
 from tests.servers import session
 from tests.servers.postgres import PostgresServer
 
+session.KINDS = (PostgresServer,)
 session.start()
 if (child := os.fork()) == 0:
     sys.exit()

@@ -32,8 +32,9 @@ from .several_sql import STANDARD, SqlSeveral
 T = TypeVar("T")
 
 # The server's clock in microseconds, in UTC: UNIX_TIMESTAMP(SYSDATE(6)) goes back by an hour when
-# the server's time zone leaves summer time. It is the beginning of the statement, which here is
-# the moment of the decision, because no statement of ours waits for a row.
+# the server's time zone leaves summer time. It is the beginning of the statement, which no
+# wait for a row follows: earlier than the decision by as long as the thread stands still at most,
+# so a lease may end a little early, and no live one is taken for dead.
 US = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 
 # Rows in another transaction's hands are an error at once; who needs them tries again.

@@ -1,8 +1,8 @@
 """Proves from the journals of all processes that the locks kept their promises.
 
 Two clocks tell the order of things, and each must tell the same story: the server's, from which a
-grant's microseconds and a reading at each end come; and the lease clock of this machine, by which
-the holders trust their leases.
+grant's microseconds and a reading at each end come (where it is read at the grant, not when its
+statement began); and the lease clock of this machine, by which the holders trust their leases.
 """
 
 from collections import Counter, defaultdict
@@ -39,9 +39,10 @@ class Hold:
     token: int
     owner: str
     ttl: float
-    # When the acquire had returned, on the lease clock; when it was granted, on the server's.
+    # When the acquire had returned, on the lease clock; when it was granted, on the server's, or
+    # None where the server's time of it is only that of the statement's beginning.
     at: float
-    granted_us: int
+    granted_us: int | None
     # On the lease clock; as last known.
     deadline: float
     # Until when the holder trusted the lease, on either clock; infinite while nobody knows.
@@ -148,6 +149,7 @@ class _Journals:
     def _on_grant(self, event: Event) -> None:
         self._asking.pop(event["who"]).until = event["at"]
         tokens: dict[str, int] = event["tokens"]
+        several = len(tokens) > 1
         holds = [
             Hold(
                 who=event["who"],
@@ -158,7 +160,7 @@ class _Journals:
                 at=event["at"],
                 # The server's time of the grant is the first key's; those after it were had a
                 # little later, which their tokens tell.
-                granted_us=event["granted_us"] if len(tokens) == 1 else token,
+                granted_us=token if several and event["granted_us"] else event["granted_us"],
                 deadline=event["deadline"],
             )
             for key, token in tokens.items()
@@ -197,11 +199,17 @@ class _Journals:
         yield from keys.items()
 
 
+def _by_server(holds: Iterable[Hold]) -> list[tuple[int, Hold]]:
+    """In the order of their grants by the server's clock, which goes with each."""
+    dated = [(hold.granted_us, hold) for hold in holds if hold.granted_us is not None]
+    return sorted(dated, key=lambda grant: (grant[0], grant[1].until_us, grant[1].at))
+
+
 def _tokens(journals: _Journals, counts: Counter[str]) -> Iterator[Violation]:
     """Each grant's token is higher than that of every grant of the key before."""
     for key, holds in journals.by_key():
         counts["grants"] += len(holds)
-        by_server = sorted(holds, key=lambda hold: (hold.granted_us, hold.at))
+        by_server = [hold for _, hold in _by_server(holds)]
         # Who had lost the lease before it had the answer does not tell when it was granted.
         by_holders = sorted((h for h in holds if h.at < h.deadline), key=lambda hold: hold.at)
         for order, name in ((by_server, "server's clock"), (by_holders, "holders' clock")):
@@ -214,8 +222,8 @@ def _exclusion(journals: _Journals, counts: Counter[str]) -> Iterator[Violation]
     """No two leases of a key are trusted at once."""
     for key, holds in journals.by_key():
         last: Hold | None = None
-        for hold in sorted(holds, key=lambda hold: (hold.granted_us, hold.until_us)):
-            if last is not None and hold.granted_us < last.until_us:
+        for granted_us, hold in _by_server(holds):
+            if last is not None and granted_us < last.until_us:
                 yield Violation("exclusion", key, f"by the server's clock: {last}, and {hold}")
             if last is None or hold.until_us > last.until_us:
                 last = hold
