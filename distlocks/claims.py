@@ -134,6 +134,9 @@ class Request:
     waits: bool = False
     # When it began to ask, on the lease clock.
     asked_at: float = 0.0
+    # For a database that has the authority over its keys only at times: the name of the authority
+    # and the epoch in which alone it may grant.
+    authority: tuple[str, int] | None = None
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
@@ -164,6 +167,8 @@ class Grant:
     in_testcase: bool = False
     # Whose leases were found past their expiry on the way, never released.
     expired: tuple[Holder, ...] = ()
+    # Which of a backend's stores has granted it; empty for the only or the first one.
+    store: str = ""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -183,11 +188,13 @@ class Extension:
 class Extended:
     """What became of a batch of extensions, by owner id.
 
-    An owner id in neither set was busy: still held, not extended, to be tried again.
+    An owner id in none of them was busy: still held, not extended, to be tried again.
     """
 
     extended: frozenset[str]
     lost: frozenset[str]
+    # Still held to their deadlines, and never to be extended again: why.
+    ending: Mapping[str, str] = field(default_factory=dict)
 
 
 HOW = {
@@ -273,6 +280,8 @@ class Denial:
     reason: str = ""
     # Whether waiting can help at all.
     can_wait: bool = True
+    # Which of a backend's stores has denied it; empty for the only or the first one.
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

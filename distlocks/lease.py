@@ -45,6 +45,7 @@ class Lease:
     """
 
     __slots__ = (
+        "_ending",
         "_given_back",
         "_grant",
         "_guarded",
@@ -103,6 +104,8 @@ class Lease:
         self._mutex = threading.Lock()
         # The reason, once it is known to be lost.
         self._lost = ""
+        # Why it is going to end at its deadline, once that is known.
+        self._ending = ""
         self._releasing = False
         self._given_back = False
         # A guarded transaction has been committed.
@@ -163,14 +166,25 @@ class Lease:
         """Whether another holder may have begun. Known by the clock, without asking the store."""
         return bool(self._why_lost())
 
+    @property
+    def ending(self) -> str:
+        """Why the lease cannot be extended any more and ends at its deadline; '' if it can.
+
+        Known early: it is held until then.
+        """
+        return self._ending
+
     def _why_lost(self) -> str:
         if self._lost:
             return self._lost
         if self._pid != pid():
             return f"it belongs to process {self._pid}, from which this one was forked"
         if not self._given_back and lease_now() >= self.deadline:
-            return "its deadline has passed"
+            return self._too_late("its deadline has passed")
         return ""
+
+    def _too_late(self, why: str) -> str:
+        return f"{why} ({self._ending})" if self._ending else why
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost or has been released. Costs no round trip."""
@@ -227,7 +241,8 @@ class Lease:
         left.
 
         Raises LeaseLost if the store has it no more or the answer came after the old deadline,
-        BackendUnavailable if the store does not answer (then the lease is what it was), and
+        BackendUnavailable if the store does not answer or extends no lease from before a change
+        of the authority (then the lease is what it was), and
         ValueError for a ttl below 1 s or above the alias' MAX_TTL.
         """
         extension, asked = self._asked_extension(ttl)
@@ -278,6 +293,13 @@ class Lease:
             self.lose("the answer to its extension came after its deadline")
         elif self.owner_id in answer.lost:
             self.lose("the store has it no more: it expired, was taken over or force-released")
+        elif why := answer.ending.get(self.owner_id):
+            self.run_out(why)
+            raise BackendUnavailable(
+                f"The lease of {', '.join(map(repr, self.keys))} cannot be extended: {why}. It "
+                f"lasts for another {self.remaining:.1f} s.",
+                keys=self.keys,
+            )
         else:
             raise BackendUnavailable(
                 f"The lease of {', '.join(map(repr, self.keys))} could not be extended: another "
@@ -430,7 +452,7 @@ class Lease:
     @property
     def renewing(self) -> bool:
         """Whether it is extended in the background."""
-        if not self._renew or self.over:
+        if not self._renew or self.over or self._ending:
             return False
         if self._hold_until is None:
             return True
@@ -452,8 +474,29 @@ class Lease:
             self.deadline = lease_deadline(first_send, ttl)
             return True
 
+    def run_out(self, reason: str) -> None:
+        """Note that the lease cannot be extended any more, and tell whoever listens."""
+        with self._mutex:
+            if self._ending or self._lost or self._given_back:
+                return
+            self._ending = reason
+        keys, remaining = ", ".join(map(repr, self.keys)), self.remaining
+        logger.warning("The lease of %s ends in %.1f s: %s.", keys, max(remaining, 0.0), reason)
+        recorder.send(
+            signals.lease_ending,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            owner_id=self.owner_id,
+            fencing_tokens=self._tokens,
+            remaining=remaining,
+            reason=reason,
+            label=self.label,
+        )
+
     def lose(self, reason: str) -> None:
         """Note that the lease is lost, and tell whoever asked to be told."""
+        reason = self._too_late(reason)
         with self._mutex:
             if self._lost or self._given_back:
                 return

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
+from .backends.base import listeners
 from .threads import JobThreads
 
 logger = logging.getLogger("distlocks")
@@ -54,5 +55,6 @@ def _close_connections() -> None:
 
 
 recorder = Recorder()
+listeners.append(recorder.send)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=recorder._reset)

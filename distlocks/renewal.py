@@ -75,6 +75,9 @@ if TYPE_CHECKING:
         def extended(self, first_send: float, ttl: float) -> bool:
             """The store has granted the extension; False if that came too late."""
 
+        def run_out(self, reason: str) -> None:
+            """The lease ends at its deadline."""
+
         def lose(self, reason: str) -> None:
             """The lease is lost."""
 
@@ -332,6 +335,9 @@ class Renewer:
         for lease in leases:
             if lease.owner_id in answer.lost:
                 lease.lose("the store has it no more: it expired, was taken over or force-released")
+            elif why := answer.ending.get(lease.owner_id):
+                # It stays in the schedule, until its deadline.
+                lease.run_out(why)
             elif lease.owner_id not in answer.extended:
                 self._retry(lease)
             elif lease.extended(first_send, wanted[lease.owner_id][1]):

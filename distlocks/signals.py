@@ -20,3 +20,10 @@ lease_lost = Signal()
 # Leases were found past their expiry: by a sweep or, on Redis, by who took them over. Arguments:
 # alias, keys, holders.
 locks_expired = Signal()
+# A lease is not going to be extended any more and ends at its deadline. Arguments: alias, keys,
+# owner_id, fencing_tokens, remaining (seconds), reason, label.
+lease_ending = Signal()
+# Another store grants the locks of a fast path from now on, or none while that changes; sent in
+# each process that notices. Arguments: alias (no keys), authority ("redis", "drain", "db" or
+# "closing"), epoch, reason, made_here (whether this process has brought it about).
+authority_changed = Signal()

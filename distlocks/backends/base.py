@@ -26,10 +26,13 @@ from .offload import offload
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
+    from django.dispatch import Signal
 
     from ..conf import Params
 
 
+# Called with each signal about a backend, the sender and the arguments: neither blocks nor raises.
+listeners: list[Callable[..., object]] = []
 # Seconds by which a reservation outlasts the sleep of who made it: time for its next try.
 RESERVED_LONGER = 0.25
 
@@ -54,6 +57,8 @@ class BaseBackend(ABC):
     supports_waiters: ClassVar[bool] = False
     # Does it refuse to grant for a while after it has lost its memory? Then it has quarantine().
     supports_quarantine: ClassVar[bool] = False
+    # Does the right to grant move between two stores? Then it has an authority to ask and to move.
+    supports_authority: ClassVar[bool] = False
     # Does sweep() have anything to do, or does the store forget dead leases by itself?
     supports_sweep: ClassVar[bool] = False
     # Names allowed in OPTIONS.
@@ -154,6 +159,11 @@ class BaseBackend(ABC):
 
     def close(self) -> None:
         """Close every connection of this process to the store."""
+
+    def tell(self, signal: Signal, **arguments: Any) -> None:
+        """Tell what has happened to the backend as a whole, to whoever listens."""
+        for listener in listeners:
+            listener(signal, type(self), alias=self.alias, **arguments)
 
     def release_when_next_used(self, grant: Grant) -> None:
         """Release a grant made in a test case's transaction, before the next verb of this thread.

@@ -108,6 +108,9 @@ class DatabaseBackend(ConnectedBackend):
 
     def _take_all(self, session: Session, request: Request, answers: list[Taken | Held]) -> None:
         answers.clear()
+        if request.authority and not self.dialect.has_authority(session, request.authority):
+            answers.append(Held())
+            raise NotAll
         for claim in request.claims:
             answers.append(self._take(session, claim, request))
             if isinstance(answers[-1], Held):
@@ -347,6 +350,10 @@ class DatabaseBackend(ConnectedBackend):
         if denial.starves:
             await offload(lambda: self._reserve(denial, until))
         await self._sleepers.asleep(denial, until, attempt)
+
+    def wake_all(self) -> None:
+        """Let everybody in this process who waits look for themselves."""
+        self._sleepers.wakeups.wake_all()
 
     def _reserve(self, denial: Denial, until: float) -> None:
         """Keep newcomers out until the asker's next try, or until just after it has given up."""

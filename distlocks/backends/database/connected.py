@@ -20,7 +20,7 @@ from ...conf import params as conf_params
 from ...exceptions import BackendUnavailable
 from ..base import BaseBackend
 from .channels import Channel, Session, error_code, unavailable
-from .dialect import Dialect
+from .dialect import Dialect, Tables
 from .sleepers import Sleepers
 
 if TYPE_CHECKING:
@@ -85,28 +85,26 @@ class ConnectedBackend(BaseBackend):
                 "INSTALLED_APPS and run 'manage.py migrate'."
             )
         wrapper = connections[self.using]
-        tables = (
-            wrapper.ops.quote_name("distlocks_lock"),
-            wrapper.ops.quote_name("distlocks_lockholder"),
-        )
+        names = ("distlocks_lock", "distlocks_lockholder", "distlocks_lockauthority")
+        tables = Tables(*map(wrapper.ops.quote_name, names))
         if self.options.get("dialect") != "portable":
             if wrapper.vendor == "postgresql":
                 from .postgresql import PostgreSQL
 
-                return PostgreSQL(self.using, *tables)
+                return PostgreSQL(self.using, tables)
             if wrapper.vendor == "sqlite":
                 from .sqlite import SUPPORTED, SQLite
 
                 if SUPPORTED:
-                    return SQLite(self.using, *tables)
+                    return SQLite(self.using, tables)
             if wrapper.vendor == "mysql":
                 from .mariadb import MariaDB, is_supported
 
                 if is_supported(wrapper):
-                    return MariaDB(self.using, *tables)
+                    return MariaDB(self.using, tables)
         from .portable import Portable
 
-        return Portable(self.using, *tables)
+        return Portable(self.using, tables)
 
     @cached_property
     def _channel(self) -> Channel:

@@ -26,6 +26,14 @@ HOLDER_COLUMNS = (
 MARK_US = 10 * MICROSECOND
 
 
+class Tables(NamedTuple):
+    """The names of our tables, quoted."""
+
+    locks: str
+    holders: str
+    authorities: str
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """The key is ours."""
@@ -94,11 +102,10 @@ class Dialect(ABC):
     # Can processes be told of a release, and has the driver what it takes?
     can_announce: bool = False
 
-    def __init__(self, alias: str, table: str, holders_table: str) -> None:
+    def __init__(self, alias: str, tables: Tables) -> None:
         self.alias = alias
-        # Quoted.
-        self.table = table
-        self.holders_table = holders_table
+        self.table = tables.locks
+        self.tables = tables
 
     @cached_property
     @abstractmethod
@@ -111,7 +118,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
-        """Take the key exclusively if it is free, expired, or has our owner id already."""
+        """Take the key exclusively if it is free, expired, or has our owner id already; and, if
+        the request names an authority, only while that is the database's, which cannot change
+        before the grant is there for everybody to see."""
+
+    @abstractmethod
+    def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
+        """Whether the authority is the database's in this epoch, and stays so until the
+        transaction ends."""
 
     @abstractmethod
     def release(
@@ -175,6 +189,12 @@ class Dialect(ABC):
         return ""
 
 
+# Invariant: the authority does not change while a transaction that has read this, or the statement
+# that it stands in, is under way.
+AUTHORITY = """FROM {authorities}
+WHERE name = %(authority)s AND epoch = %(epoch)s AND phase = 'db'"""
+
+
 def holder_from(row: Row) -> Holder:
     """A holder from the columns HOLDER_COLUMNS."""
     key, owner_id, token, acquired_us, remaining_us, host, pid, thread, label, metadata, mode = row
@@ -202,7 +222,10 @@ def held_by(holder: Holder) -> Held:
 
 def acquire_params(key: str, request: Request) -> dict[str, Any]:
     """The parameters of a dialect's acquire statement."""
+    authority, epoch = request.authority or ("", 0)
     return {
+        "authority": authority,
+        "epoch": epoch,
         "key": key,
         "owner": request.owner_id,
         "hold": request.hold_us,

@@ -16,11 +16,13 @@ from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
 from .channels import IDLE_IN_TRANSACTION, OwnConnection, Session, error_code
 from .dialect import (
+    AUTHORITY,
     HOLDER_COLUMNS,
     Batch,
     Dialect,
     Freed,
     Held,
+    Tables,
     Taken,
     Wanted,
     acquire_params,
@@ -48,8 +50,7 @@ ROW_BUSY = 1205
 ACQUIRE = """
 INSERT INTO {t} (`key`, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
                  host, pid, thread, label, metadata)
-VALUES (%(key)s, %(owner)s, {us}, {us}, {us} + %(hold)s, 0,
-        %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s)
+{values}
 ON DUPLICATE KEY UPDATE
   fencing_token = IF(expires_at <= VALUES(acquired_at),
                      GREATEST(fencing_token + 1, VALUES(fencing_token)), fencing_token),
@@ -65,6 +66,8 @@ ON DUPLICATE KEY UPDATE
   expires_at = IF({ours}, VALUES(expires_at), expires_at)
 RETURNING {holder}
 """
+VALUES = """%(key)s, %(owner)s, {us}, {us}, {us} + %(hold)s, 0,
+        %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s"""
 OURS = "expires_at <= VALUES(acquired_at) OR owner_id = VALUES(owner_id)"
 
 # Invariant: only the owner's own row changes; the key stays taken until the minimum hold is over.
@@ -105,6 +108,8 @@ ORDER BY `key` LIMIT %(limit)s
 """
 IS_TAKEN = "SELECT {holder} FROM {t} WHERE `key` = %(key)s AND expires_at > {us}"
 IS_FREED = "SELECT 1 FROM {t} WHERE `key` = %(key)s AND owner_id = '' AND fencing_token = %(token)s"
+
+IF_OURS = AUTHORITY + " LOCK IN SHARE MODE"
 
 # The token goes up, so that the old holder can tell this from a release of its own.
 CLEAR = """
@@ -157,19 +162,25 @@ SPELLING = {
 class MariaDB(Dialect):
     """MariaDB 10.6 and later. MySQL proper goes through the ORM path."""
 
-    def __init__(self, alias: str, table: str, holders_table: str) -> None:
-        super().__init__(alias, table, holders_table)
+    def __init__(self, alias: str, tables: Tables) -> None:
+        super().__init__(alias, tables)
         holder = HOLDER_COLUMNS.format(
             key="`key`", owner="owner_id", remaining=f"CAST(expires_at AS SIGNED) - {US}"
         )
         names = {
             "exclusive": EXCLUSIVE,
-            "t": table,
+            "t": tables.locks,
             "us": US,
             "ours": OURS,
             "holder": holder,
         }
-        self._acquire = NOT_WAITING + ACQUIRE.format(**names)
+        values = VALUES.format(us=US)
+        if_ours = IF_OURS.format(authorities=tables.authorities)
+        self._acquire = NOT_WAITING + ACQUIRE.format(**names, values=f"VALUES ({values})")
+        self._acquire_if_ours = NOT_WAITING + ACQUIRE.format(
+            **names, values=f"SELECT {values} {if_ours}"
+        )
+        self._has_authority = f"{NOT_WAITING}SELECT 1 {if_ours}"
         release = NOT_WAITING + RELEASE
         self._release = release.format(**names, and_token=" AND fencing_token = %(token)s")
         self._abandon = release.format(**names, and_token="")
@@ -187,7 +198,7 @@ class MariaDB(Dialect):
 
     @cached_property
     def several(self) -> SqlSeveral:
-        return SqlSeveral(self.table, self.holders_table, US, SPELLING)
+        return SqlSeveral(self.table, self.tables.holders, US, SPELLING)
 
     def all_or_none(self, session: Session, work: Callable[[], T]) -> T:
         once = super().all_or_none
@@ -203,11 +214,18 @@ class MariaDB(Dialect):
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         params = acquire_params(key, request)
-        rows = _persistently(session, lambda: session.execute(self._acquire, params))
+        sql = self._acquire_if_ours if request.authority else self._acquire
+        rows = _persistently(session, lambda: session.execute(sql, params))
+        if not rows:
+            return Held()
         _, owner_id, token, acquired_us = rows[0][:4]
         if owner_id == request.owner_id:
             return Taken(fencing_token=token, acquired_us=acquired_us)
         return held_by(holder_from(rows[0]))
+
+    def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
+        params = dict(zip(("authority", "epoch"), authority, strict=True))
+        return bool(session.execute(self._has_authority, params))
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int

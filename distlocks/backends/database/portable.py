@@ -10,9 +10,9 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models import F, QuerySet, Value
 
 from ...claims import EXCLUSIVE, Holder, Request
-from ...models import Lock
+from ...models import Lock, LockAuthority
 from .channels import OwnThread, Session
-from .dialect import Batch, Dialect, Freed, Held, Taken, Wanted, held_by
+from .dialect import Batch, Dialect, Freed, Held, Tables, Taken, Wanted, held_by
 from .orm import extend_live, holder_of, now_us, values_of
 from .portable_several import PortableSeveral
 
@@ -27,8 +27,8 @@ class Portable(Dialect):
     are computed in the update itself.
     """
 
-    def __init__(self, alias: str, table: str, holders_table: str) -> None:
-        super().__init__(alias, table, holders_table)
+    def __init__(self, alias: str, tables: Tables) -> None:
+        super().__init__(alias, tables)
         self.one_writer = connections[alias].vendor == "sqlite"
 
     def channel(self) -> OwnThread:
@@ -41,7 +41,25 @@ class Portable(Dialect):
     def _locks(self, **filters: Any) -> QuerySet[Lock]:
         return Lock.objects.using(self.alias).filter(**filters)
 
+    def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
+        name, epoch = authority
+        rows = LockAuthority.objects.using(self.alias).select_for_update()
+        return rows.filter(name=name, epoch=epoch, phase="db").first() is not None
+
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
+        authority = request.authority
+        if authority is None:
+            return self._acquire(session, key, request)
+        return self.all_or_none(
+            session,
+            lambda: (
+                self._acquire(session, key, request)
+                if self.has_authority(session, authority)
+                else Held()
+            ),
+        )
+
+    def _acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         now = now_us(session)
         row = self._locks(key=key).first()
         if row is not None and row.expires_at > now and row.owner_id != request.owner_id:

@@ -15,12 +15,14 @@ from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT
 from .channels import IDLE_IN_TRANSACTION, OwnConnection, Row, Session, error_code
 from .dialect import (
+    AUTHORITY,
     HOLDER_COLUMNS,
     MARK_US,
     Batch,
     Dialect,
     Freed,
     Held,
+    Tables,
     Taken,
     Wanted,
     acquire_params,
@@ -49,12 +51,12 @@ BOUNDED = (
 # live row writes nothing and waits for nobody, because the plain read keeps the insert from being
 # tried.
 ACQUIRE = """
-WITH {bound}taken AS (
+WITH {bound}{authority}taken AS (
   INSERT INTO {t} AS l (key, owner_id, fencing_token, acquired_at, expires_at, waiting_until,
                         host, pid, thread, label, metadata)
   SELECT %(key)s::text, %(owner)s::text, n, n, n + %(hold)s, 0,
          %(host)s::text, %(pid)s, %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
-  FROM (SELECT {us} AS n OFFSET 0) AS clock{join_bound}
+  FROM (SELECT {us} AS n OFFSET 0) AS clock{join_bound}{join_authority}
   WHERE NOT EXISTS (
     SELECT FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
   ON CONFLICT (key) DO UPDATE SET
@@ -178,6 +180,7 @@ cleared AS (
     AND dead.owner_id <> '' AND dead.fencing_token > {us} - %(older)s),
 """
 
+HAS_AUTHORITY = f"SELECT 1 {AUTHORITY} FOR SHARE"
 IS_FREED = "SELECT 1 FROM {t} WHERE key = %(key)s AND owner_id = '' AND fencing_token = %(token)s"
 IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 
@@ -185,6 +188,8 @@ IS_TAKEN = "SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us}"
 # Types of the parameters, for PREPARE.
 TYPES = {
     **dict.fromkeys(("key", "owner", "host", "thread", "label", "prefix", "after"), "text"),
+    "authority": "text",
+    "epoch": "bigint",
     **dict.fromkeys(("hold", "min_hold", "token", "pid", "limit", "size"), "bigint"),
     **dict.fromkeys(("older", "version"), "bigint"),
     **dict.fromkeys(("tokens", "ttls", "min_holds"), "bigint[]"),
@@ -241,8 +246,8 @@ BEGIN = (
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, through psycopg 3 or, without announcements, psycopg2."""
 
-    def __init__(self, alias: str, table: str, holders_table: str) -> None:
-        super().__init__(alias, table, holders_table)
+    def __init__(self, alias: str, tables: Tables) -> None:
+        super().__init__(alias, tables)
         self.can_announce = is_psycopg3
         self._own = self._statements(bounded=True)
         # In a test case's transaction, which is the caller's, no time-out may stay behind.
@@ -263,8 +268,15 @@ class PostgreSQL(Dialect):
             "join_bound": ", bound" if bounded else "",
         }
         sweep = {**names, "lock": f"FOR UPDATE OF {self.table} SKIP LOCKED"}
+        has_authority = HAS_AUTHORITY.format(authorities=self.tables.authorities)
         texts = {
-            "acquire": ACQUIRE.format(**names),
+            "acquire": ACQUIRE.format(**names, authority="", join_authority=""),
+            "acquire_if_ours": ACQUIRE.format(
+                **names,
+                authority=f"authority AS MATERIALIZED ({has_authority}), ",
+                join_authority=", authority",
+            ),
+            "has_authority": has_authority,
             "release": RELEASE.format(**names, and_token=" AND fencing_token = %(token)s"),
             "abandon": RELEASE.format(**names, and_token=""),
             "extend": EXTEND.format(**names),
@@ -284,19 +296,24 @@ class PostgreSQL(Dialect):
 
     @cached_property
     def several(self) -> SqlSeveral:
-        return SqlSeveral(self.table, self.holders_table, US, STANDARD)
+        return SqlSeveral(self.table, self.tables.holders, US, STANDARD)
 
     def channel(self) -> OwnConnection:
         return OwnConnection(self.alias, begin=BEGIN, adapt=_adapt)
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
-        rows = self._execute(session, "acquire", acquire_params(key, request))
+        name = "acquire_if_ours" if request.authority else "acquire"
+        rows = self._execute(session, name, acquire_params(key, request))
         if not rows:
             return Held()
         granted, *row = rows[0]
         if granted:
             return Taken(fencing_token=row[2], acquired_us=row[3])
         return held_by(holder_from(tuple(row)))
+
+    def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
+        params = dict(zip(("authority", "epoch"), authority, strict=True))
+        return bool(self._execute(session, "has_authority", params))
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int

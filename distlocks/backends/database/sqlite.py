@@ -15,11 +15,13 @@ from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT, busy_delays
 from .channels import OwnConnection, Row, Session
 from .dialect import (
+    AUTHORITY,
     HOLDER_COLUMNS,
     Batch,
     Dialect,
     Freed,
     Held,
+    Tables,
     Taken,
     Wanted,
     acquire_params,
@@ -47,7 +49,7 @@ INSERT INTO {t} AS l (key, owner_id, fencing_token, acquired_at, expires_at, wai
 SELECT %(key)s, %(owner)s, {us}, {us}, {us} + %(hold)s, 0,
        %(host)s, %(pid)s, %(thread)s, %(label)s, %(metadata)s
 WHERE NOT EXISTS (
-  SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s)
+  SELECT 1 FROM {t} WHERE key = %(key)s AND expires_at > {us} AND owner_id <> %(owner)s){if_ours}
 ON CONFLICT (key) DO UPDATE SET
   fencing_token = CASE WHEN l.owner_id = excluded.owner_id AND l.expires_at > {us}
                        THEN l.fencing_token ELSE max(l.fencing_token + 1, {us}) END,
@@ -140,17 +142,21 @@ class SQLite(Dialect):
 
     one_writer = True
 
-    def __init__(self, alias: str, table: str, holders_table: str) -> None:
-        super().__init__(alias, table, holders_table)
+    def __init__(self, alias: str, tables: Tables) -> None:
+        super().__init__(alias, tables)
         names = {
-            "t": table,
+            "t": tables.locks,
             "us": US,
             "exclusive": EXCLUSIVE,
             "holder": HOLDER_COLUMNS.format(
                 key="key", owner="owner_id", remaining=f"expires_at - {US}"
             ),
         }
-        self._acquire = ACQUIRE.format(**names)
+        self._has_authority = f"SELECT 1 {AUTHORITY}".format(authorities=tables.authorities)
+        self._acquire = ACQUIRE.format(**names, if_ours="")
+        self._acquire_if_ours = ACQUIRE.format(
+            **names, if_ours=f"\nAND EXISTS ({self._has_authority})"
+        )
         self._release = RELEASE.format(**names, and_token=" AND fencing_token = %(token)s")
         self._abandon = RELEASE.format(**names, and_token="")
         self._extend = EXTEND.format(**names)
@@ -166,7 +172,7 @@ class SQLite(Dialect):
 
     @cached_property
     def several(self) -> SQLiteSeveral:
-        return SQLiteSeveral(self.table, self.holders_table, US, SPELLING)
+        return SQLiteSeveral(self.table, self.tables.holders, US, SPELLING)
 
     def channel(self) -> OwnConnection:
         return OwnConnection(
@@ -175,10 +181,11 @@ class SQLite(Dialect):
 
     def acquire(self, session: Session, key: str, request: Request) -> Taken | Held:
         params = acquire_params(key, request)
+        sql = self._acquire_if_ours if request.authority else self._acquire
         try:
             rows = _persistently(
                 session,
-                lambda: session.execute(self._acquire, params),
+                lambda: session.execute(sql, params),
                 patience=ROW_WAIT,
                 enough=lambda: self.is_taken(session, key),
             )
@@ -193,6 +200,11 @@ class SQLite(Dialect):
         if held and held[0][1] != request.owner_id:
             return held_by(holder_from(held[0]))
         return Held(reason="The database is locked by another writer.")
+
+    def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
+        # BEGIN IMMEDIATE has made us the only writer.
+        params = dict(zip(("authority", "epoch"), authority, strict=True))
+        return bool(session.execute(self._has_authority, params))
 
     def release(
         self, session: Session, key: str, owner_id: str, token: int | None, min_hold_us: int

@@ -41,6 +41,11 @@ from .wire import Reply, packed
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
+
+class NotOpen(Exception):
+    """The servers are not, or no longer, open for the epoch that they are asked in."""
+
+
 # Seconds after which those next in a queue look again: the one before them may have died.
 LOOK_AGAIN = 2.5
 # Seconds for which a key stays reserved: see RESERVED in common.lua.
@@ -154,6 +159,8 @@ class RedisBackend(BaseBackend):
         _, key, place, left, why, now, told, _ = reply
         remaining = left / MICROSECOND
         reason = ""
+        if why == b"A":
+            raise NotOpen
         if why == b"Q":
             reason = (
                 f"The Redis server's memory of locks is new (a restart, a failover, a flush or an "
@@ -352,6 +359,10 @@ class RedisBackend(BaseBackend):
     @staticmethod
     def _next_look(until: float, attempt: int) -> float:
         return min(until, clock.lease_now() + poll_delay(attempt, cap=POLL_CAP))
+
+    def wake_all(self) -> None:
+        """Let everybody in this process who waits look for themselves."""
+        self.servers.wake_all()
 
     # Housekeeping
 

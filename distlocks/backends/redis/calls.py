@@ -13,6 +13,8 @@ from .records import LETTER, who
 from .server import Servers
 from .wire import packed
 
+# Why a lease is not extended across a change of the epoch.
+NOT_OPEN = "the Redis server is not open for this epoch any more"
 # So many claims are extended by one script: a longer one would keep others waiting.
 EXTENDED_AT_ONCE = 200
 
@@ -117,10 +119,9 @@ class Answers:
         self._failure: BackendUnavailable | None = None
 
     def note(self, owners: Sequence[str], reply: bytes) -> None:
-        """One answer for each claim: '1' extended, '0' lost, 'B' busy."""
+        """One answer for each claim: '1' extended, 'B' busy, 'A' not in this epoch, '0' lost."""
         for owner, answer in zip(owners, reply.decode(), strict=True):
-            if self._worst[owner] == "1" or answer == "0":
-                self._worst[owner] = answer
+            self._worst[owner] = max(self._worst[owner], answer, key="1BA0".index)
 
     def fail(self, owners: Sequence[str], failure: BackendUnavailable) -> None:
         """There was no answer for these."""
@@ -135,4 +136,5 @@ class Answers:
         return Extended(
             extended=frozenset(o for o, answer in self._worst.items() if answer == "1"),
             lost=frozenset(o for o, answer in self._worst.items() if answer == "0"),
+            ending={o: NOT_OPEN for o, answer in self._worst.items() if answer == "A"},
         )

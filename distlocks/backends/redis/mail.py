@@ -71,7 +71,7 @@ class Mailbox:
                     del self._called[next(iter(self._called))]
             self.wakeups.wake(owner_id)
 
-    def _fail(self) -> None:
+    def let_all_look(self) -> None:
         """Let everybody look for themselves."""
         self._failures += 1
         self.wakeups.wake_all()
@@ -122,7 +122,7 @@ class ThreadsMailbox(Mailbox):
             self._links.give(link)
             link = None
         except (OSError, RedisError, ReplyError, BackendUnavailable):
-            self._fail()
+            self.let_all_look()
         finally:
             if link is not None:
                 self._links.drop(link)
@@ -159,7 +159,7 @@ class LoopMailbox(Mailbox):
                 self._links.give(link, blocking=False)
                 link = None
             except (OSError, RedisError, ReplyError, BackendUnavailable):
-                self._fail()
+                self.let_all_look()
             finally:
                 if link is not None:
                     self._links.drop(link)
@@ -180,6 +180,14 @@ class Mailboxes:
         self._links = links
         self._of_threads: dict[bytes, ThreadsMailbox] = {}
         self._of_loops: WeakKeyDictionary[Any, dict[bytes, LoopMailbox]] = WeakKeyDictionary()
+
+    def wake_all(self) -> None:
+        """Let everybody who waits look for themselves."""
+        boxes: list[Mailbox] = list(self._of_threads.values())
+        for of_loop in list(self._of_loops.values()):
+            boxes += of_loop.values()
+        for box in boxes:
+            box.let_all_look()
 
     def of_threads(self, hash_name: bytes, where: Where) -> ThreadsMailbox:
         """Of all threads, beside this bucket."""

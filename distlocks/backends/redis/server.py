@@ -40,9 +40,8 @@ class Servers:
         self.links = Links(place, guarded=guarded, limit=max_connections, alias=alias)
         self._persistence = Persistence(place, self.links, alias)
         self.min_replicas = min_replicas
-        # What every script is told first.
-        self._common = (b"" if guarded else b"-", b"%d" % quarantine_us)
-        self._heads: dict[tuple[bytes, bytes, int], bytes] = {}
+        self._quarantine_us = b"%d" % quarantine_us
+        self.speak(b"" if guarded else b"-")
         if place.buckets == 1:
             self.hashes = [b"{%b}" % namespace.encode()]
         else:
@@ -72,6 +71,12 @@ class Servers:
 
     # Scripts
 
+    def speak(self, first: bytes) -> None:
+        """Tell every script this from now on: see common.lua."""
+        # Changed together: threads that are calling scripts go on with what they have.
+        heads: dict[tuple[bytes, bytes, int], bytes] = {}
+        self._words = (first, self._quarantine_us), heads
+
     def run(self, hash_name: bytes, which: Script, words: int, tail: bytes) -> Reply:
         """The reply of a script: `tail` are its arguments after those that all have, packed."""
         if self.min_replicas and which.name in REPLICATED:
@@ -94,12 +99,13 @@ class Servers:
 
     def _head(self, which: Script, hash_name: bytes, words: int) -> bytes:
         """How a call of the script begins; `words` are to follow."""
+        common, heads = self._words
         key = (which.sha, hash_name, words)
-        head = self._heads.get(key)
+        head = heads.get(key)
         if head is None:
-            first = (b"EVALSHA", which.sha, b"1", hash_name, *self._common)
+            first = (b"EVALSHA", which.sha, b"1", hash_name, *common)
             head = b"*%d\r\n%b" % (words + len(first), packed(first))
-            self._heads[key] = head
+            heads[key] = head
         return head
 
     async def arun(self, hash_name: bytes, which: Script, words: int, tail: bytes) -> Reply:
@@ -199,6 +205,10 @@ class Servers:
             ),
             undo=lambda link: self.links.give(link, blocking=False),
         )
+
+    def wake_all(self) -> None:
+        """Let everybody who waits look for themselves."""
+        self._mailboxes.wake_all()
 
     def close(self) -> None:
         self.links.close()

@@ -16,6 +16,8 @@ _PARTS = {
     "find": ("common", "claims", "find"),
     "sweep": ("common", "claims", "sweep"),
     "quarantine": ("common", "quarantine"),
+    "mark": ("common", "mark"),
+    "open": ("common", "open"),
     "turns_join": ("common", "turns_join"),
     "turns_call": ("common", "turns_call"),
 }

@@ -1,8 +1,8 @@
 -- Grant all claims or none; tell who is in the way; give who waits a place in the queue.
 -- Keeps: tokens of the bucket strictly grow; a key is granted only if its record says that it is
 -- free, or reserved for the asker, and nobody who goes with what is there has waited for longer.
--- ARGV: '-' for no guard, longest ttl, mailbox, owner id, hold, how long the asker has waited ('' if it is
--- not going to wait), who it is; then key, mode and limit of each claim. Durations are in µs.
+-- ARGV: -, -, mailbox, owner id, hold, how long the asker has waited ('' if it is not going to
+-- wait), who it is; then key, mode and limit of each claim. Durations are in µs.
 --
 -- This half: one exclusive claim on a key that is free, that was reserved for the asker, or that
 -- somebody else has exclusively, which is what nearly always comes.
@@ -38,9 +38,9 @@ end
 
 if ARGV[9] == 'E' and not ARGV[11] then
   local k = ARGV[8]
-  local m = redis.call('HMGET', H, '\1r', '\1y', '\1t', k, '\1q' .. k)
+  local m = redis.call('HMGET', H, '\1r', '\1y', '\1t', k, '\1q' .. k, '\1e')
   local v = m[4]
-  if quarantined(m[1], m[2]) == 0 then
+  if quarantined(m[1], m[2], m[6]) == 0 then
     local state = v and string.sub(v, 49, 49)
     local free = not v or state == 'F' or (state ~= 'S' and string.sub(v, 1, 16) <= now_s)
     local mine = v and string.sub(v, 50, 50 + #owner) == owner .. '\n'

@@ -1,6 +1,7 @@
 -- The other half of acquire.lua, behind claims.lua: everything else.
-local about = call('HMGET', H, '\1r', '\1y', '\1t')
-local quarantine = quarantined(about[1], about[2])
+local about = call('HMGET', H, '\1r', '\1y', '\1t', '\1e')
+local quarantine = quarantined(about[1], about[2], about[4])
+if quarantine < 0 then return {'D', ARGV[8], -1, 0, 'A', now_s, {}, {}} end
 local wanted, refused, first_come = {}, nil, true
 for i = 8, #ARGV, 3 do
   local c = {k = ARGV[i], mode = ARGV[i + 1], limit = tonumber(ARGV[i + 2]), s = look(ARGV[i])}

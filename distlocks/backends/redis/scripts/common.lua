@@ -1,8 +1,12 @@
 -- Stands before every other script. All of a bucket's locks live in one hash, KEYS[1], with the
 -- record by which its loss is noticed; nothing beside it decides who has a lock.
 --
+-- ARGV[1] of every script: '' ordinarily, '-' for no guard, 'e' and a number for the epoch in which
+-- the asker believes the bucket to be open (see open.lua). ARGV[2]: the longest ttl in µs.
+--
 -- Fields of the hash: "\1r" the replication id of the server that vouches for it (a server has a new
--- one whenever it starts or is promoted), "\1y" until when it is in quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue; and per key a record:
+-- one whenever it starts or is promoted), "\1y" until when it is in quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue, "\1e" and
+-- "\1n" see open.lua; and per key a record:
 --   digits 1-16 expiry, 17-32 fencing token, 33-48 when acquired (all in µs), then the state:
 --   E held exclusively, R reserved for the first who waited, C cooling down, F freed (whatever
 --   its expiry says),
@@ -34,11 +38,15 @@ end
 
 -- µs until the bucket may be used again for grants and extensions, 0 in ordinary times. A server
 -- that has not written the bucket itself may have lost grants: nothing is granted until the last
--- of them has ended.
-local function quarantined(known, ready)
+-- of them has ended. Where an epoch is named, -1 for another epoch or another server than those
+-- for which the bucket has been opened: that does not pass by itself.
+local function quarantined(known, ready, epoch)
   if ARGV[1] == '-' then return 0 end
   local longest = tonumber(ARGV[2])
   local incarnation = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+  if ARGV[1] ~= '' then
+    return epoch == ARGV[1] and known == incarnation and 0 or -1
+  end
   if known ~= incarnation then
     redis.call('HSET', H, '\1r', incarnation, '\1y', digits(now + longest))
     return longest

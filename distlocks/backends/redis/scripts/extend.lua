@@ -1,8 +1,8 @@
 -- Make claims last longer. Keeps: a claim that has ended, or is another's, is never brought back.
--- ARGV: '-' for no guard, longest ttl; then key, owner id, fencing token, ttl, minimum hold and mode of each.
--- Answers a letter for each: 1 extended, 0 lost, B none of this while in quarantine.
-local about = redis.call('HMGET', H, '\1r', '\1y')
-local trusted = quarantined(about[1], about[2]) == 0
+-- ARGV: -, -; then key, owner id, fencing token, ttl, minimum hold and mode of each.
+-- Answers a letter for each: 1 extended, 0 lost; of all, B while in quarantine, A in another epoch.
+local about = redis.call('HMGET', H, '\1r', '\1y', '\1e')
+local quarantine = quarantined(about[1], about[2], about[3])
 local answers = {}
 
 local function until_when(acquired, ttl, min_hold)
@@ -15,8 +15,8 @@ for i = 3, #ARGV, 6 do
   local k, owner, token, mode = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 5]
   local ttl, min_hold = tonumber(ARGV[i + 3]), tonumber(ARGV[i + 4])
   local answer = '0'
-  if not trusted then
-    answer = 'B'
+  if quarantine ~= 0 then
+    answer = quarantine < 0 and 'A' or 'B'
   elseif mode == 'E' then
     local v = redis.call('HGET', H, k)
     if v and string.sub(v, 17, 32) == token and string.sub(v, 1, 16) > now_s

@@ -1,9 +1,9 @@
 -- Free a key from all who have it; who had it. Behind claims.lua.
 -- Keeps: their later releases find nothing of theirs; who waits gets it next.
--- ARGV: '-' for no guard, longest ttl, key.
+-- ARGV: -, -, key.
 local k = ARGV[3]
-local about = call('HMGET', H, '\1r', '\1y')
-local quarantine = quarantined(about[1], about[2])
+local about = call('HMGET', H, '\1r', '\1y', '\1e')
+local quarantine = quarantined(about[1], about[2], about[3])
 local s = look(k)
 local held = told(k, s, 10000)
 if #held > 0 then

@@ -1,7 +1,7 @@
 -- End claims of one owner; how many of them were its own, now or by an earlier release.
 -- Keeps: what another owner has is not touched; a key cools down until its minimum hold has passed;
 -- who waits gets it before whoever comes later.
--- ARGV: '-' for no guard, longest ttl, owner id, minimum hold; then key, mode and fencing token of each claim.
+-- ARGV: -, -, owner id, minimum hold; then key, mode and fencing token of each claim.
 -- No token: whatever the owner has or waits for ends without a trace.
 --
 -- This part: one exclusive claim without a minimum hold and with nobody waiting. The record stays,
@@ -12,7 +12,7 @@ local m
 
 if one then
   local k = ARGV[5]
-  m = redis.call('HMGET', KEYS[1], k, '\1q' .. k, '\1r', '\1y')
+  m = redis.call('HMGET', KEYS[1], k, '\1q' .. k, '\1r', '\1y', '\1e')
   local v = m[1]
   one = v and string.sub(v, 17, 32) == ARGV[7]
     and string.sub(v, 49, 50 + #owner) == 'E' .. owner .. '\n'

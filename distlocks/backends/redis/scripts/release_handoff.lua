@@ -1,6 +1,6 @@
 -- The second part of release.lua, behind common.lua: the same, and who waits first wants it
 -- exclusively too.
-if one and quarantined(m[3], m[4]) == 0 then
+if one and quarantined(m[3], m[4], m[5]) == 0 then
   local k = ARGV[5]
   local queue, waiters = H .. ':q:' .. k, H .. ':w:' .. k
   local id = redis.call('ZRANGE', queue, 0, 0)[1]

@@ -7,8 +7,8 @@ local function cooled(acquired)
   if min_hold > 0 and at > now then return digits(at) end
 end
 
-local about = call('HMGET', H, '\1r', '\1y')
-local quarantine = quarantined(about[1], about[2])
+local about = call('HMGET', H, '\1r', '\1y', '\1e')
+local quarantine = quarantined(about[1], about[2], about[3])
 local freed = H .. ':f'
 local ours = 0
 for i = 5, #ARGV, 3 do
@@ -56,7 +56,7 @@ for i = 5, #ARGV, 3 do
       put(k, s, mode, owner, tonumber(until_then), token, acquired, 'C',
         sub(call('HGET', H .. ':i:' .. k, owner), 34))
     end
-  elseif quarantine > 0 or call('ZSCORE', freed, owner .. k)
+  elseif quarantine ~= 0 or call('ZSCORE', freed, owner .. k)
     or s.v and sub(s.v, -#owner - 1) == '\n' .. owner then
     -- Nobody has been let in since the bucket was lost: it was ours to the end.
     ours = ours + 1

@@ -1,9 +1,9 @@
 -- Clear what is past its expiry, in one page of the bucket. Behind claims.lua.
 -- Keeps: what is live is not touched; who waits gets what is freed.
--- ARGV: '-' for no guard, longest ttl, cursor, about how many, '1' to change nothing.
+-- ARGV: -, -, cursor, about how many, '1' to change nothing.
 local dry = ARGV[5] == '1'
-local about = call('HMGET', H, '\1r', '\1y')
-local quarantine = quarantined(about[1], about[2])
+local about = call('HMGET', H, '\1r', '\1y', '\1e')
+local quarantine = quarantined(about[1], about[2], about[3])
 local page = call('HSCAN', H, ARGV[3], 'COUNT', ARGV[4])
 local examined, deleted = 0, 0
 local long_ago = digits(now - REMEMBERED)

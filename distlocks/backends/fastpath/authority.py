@@ -1,0 +1,515 @@
+"""Which store may grant now, as far as this process knows, and what it does to change that.
+
+A mode lease, after Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism for
+distributed file cache consistency" (1989): each process may trust what it has read of the row for
+so long, counted from before it read. Who takes the authority from Redis therefore knows when the
+last process has noticed, and when the last lease from before has ended, without hearing of any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ... import clock
+from ...claims import MICROSECOND, to_us
+from ...exceptions import BackendUnavailable
+from ...threads import JobThreads
+from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
+from .servers import Servers, epoch_word
+
+logger = logging.getLogger("distlocks")
+
+# Seconds for which an acquire waits for the row to be read.
+PATIENCE = 2.0
+# Seconds between two looks at the row while the authority is changing.
+OFTEN = 0.25
+# The authority returns to Redis after a longer time of health, up to so many seconds, when it has
+# left it again soon: within so many times the time of health.
+LONGEST_PATIENCE = 600.0
+SOON = 10
+# How many failed requests in a row, of one process, take the authority from Redis.
+FAILURES = 2
+
+
+class Mode(NamedTuple):
+    """What a process knows of the authority. Moments are on the lease clock."""
+
+    row: Row
+    # From before the row was read.
+    read_at: float
+    # When this epoch and phase were first known, from after the row was read.
+    seen_at: float
+
+    @property
+    def epoch(self) -> int:
+        return self.row.epoch
+
+    @property
+    def phase(self) -> str:
+        return self.row.phase
+
+
+class Terms(NamedTuple):
+    """What was agreed on, in seconds; drift is a share."""
+
+    mode_lease: float
+    max_ttl: float
+    drift: float
+    skew: float
+    return_after: float
+
+    def drained_after(self, row: Row) -> float:
+        """Seconds after which whoever has seen that Redis lost the authority knows that no lease
+        from there is left: the mode lease of a process that has read the row just before, and the
+        lease that it took at its end, on clocks that drift apart."""
+        longest = (row.mode_lease_us + row.max_ttl_us) / MICROSECOND
+        return longest * (1 + 2 * self.drift) + self.skew
+
+
+class Authority:
+    """The authority over the locks of one fast path, in this process.
+
+    The row is read, and changed, by a thread of its own, when somebody asks and half of the mode
+    lease is over; so a database that hangs stalls nobody before the mode lease has ended.
+    """
+
+    def __init__(
+        self,
+        row: AuthorityRow,
+        servers: Servers,
+        terms: Terms,
+        *,
+        alias: str,
+        open_redis: Callable[[bytes], None],
+        changed: Callable[[Row, bool], None],
+    ) -> None:
+        self._row = row
+        self._servers = servers
+        self.terms = terms
+        self._alias = alias
+        # Tells the Redis half in which epoch it asks from now on.
+        self._open_redis = open_redis
+        # Called with what is new, and whether this process has brought it about.
+        self._changed = changed
+        self._jobs = JobThreads(f"distlocks-authority-{alias}")
+        self._condition = threading.Condition()
+        self._mode: Mode | None = None
+        self._due = 0.0
+        # Looks that were asked for, and the last of them that is over.
+        self._asked = self._done = 0
+        self._failure: BackendUnavailable | None = None
+        # Requests to Redis that have failed since the last that has not; and the epoch in which
+        # Redis is to lose the authority, and why.
+        self._failures = 0
+        self._accusation: tuple[int, str] | None = None
+        # Since when Redis has been found healthy, and what was wrong with it last.
+        self._healthy_since: float | None = None
+        self._ailment = ""
+        self._made: tuple[int, str] | None = None
+
+    # What every request asks
+
+    def known(self) -> Mode | None:
+        """What was read less than a mode lease ago; else None. Never blocks."""
+        mode = self._mode
+        now = clock.lease_now()
+        if now >= self._due:
+            self.look_soon()
+        if mode is None or now - mode.read_at >= self.terms.mode_lease:
+            return None
+        return mode
+
+    def awaited(self) -> Mode:
+        """The same, read first if need be; BackendUnavailable if it cannot be in time."""
+        mode = self.known()
+        if mode is not None:
+            return mode
+        give_up = clock.Clock().now() + PATIENCE
+        with self._condition:
+            number = self._asked if self._asked > self._done else self._look_soon()
+            while True:
+                if self._done >= number and self._failure is not None:
+                    raise BackendUnavailable(
+                        f"Nobody knows which store may grant the locks of {self._alias!r}: "
+                        f"{self._failure}"
+                    ) from self._failure
+                mode = self._mode
+                now = clock.lease_now()
+                if mode is not None and now - mode.read_at < self.terms.mode_lease:
+                    return mode
+                left = give_up - clock.Clock().now()
+                if left <= 0:
+                    raise BackendUnavailable(
+                        f"Which store may grant the locks of {self._alias!r} could not be read "
+                        f"from the database within {PATIENCE:g} s."
+                    )
+                if self._done >= number:
+                    number = self._look_soon()
+                self._condition.wait(left)
+
+    def wait_for_change(self, mode: Mode, until: float) -> None:
+        """Block until the authority is no longer what `mode` says; at the latest until `until` on
+        the lease clock."""
+        give_up = clock.Clock().now() + max(until - clock.lease_now(), 0.0)
+        with self._condition:
+            while not self.has_changed(mode):
+                left = give_up - clock.Clock().now()
+                if left <= 0:
+                    return
+                self._look_if_due()
+                self._condition.wait(min(left, OFTEN))
+
+    async def await_change(self, mode: Mode, until: float) -> None:
+        """See wait_for_change(): blocks no thread."""
+        give_up = clock.Clock().now() + max(until - clock.lease_now(), 0.0)
+        while not self.has_changed(mode) and (left := give_up - clock.Clock().now()) > 0:
+            self.look_soon()
+            await asyncio.sleep(min(left, OFTEN))
+
+    def has_changed(self, mode: Mode) -> bool:
+        """Whether something else is known by now."""
+        known = self._mode
+        return known is not None and (known.epoch, known.phase) != (mode.epoch, mode.phase)
+
+    # What requests to Redis find
+
+    def succeeded(self) -> None:
+        """Redis has answered."""
+        if self._failures:
+            self._failures = 0
+
+    def failed(self, mode: Mode, error: BackendUnavailable) -> None:
+        """Redis has not answered, or refused."""
+        self._failures += 1
+        if self._failures >= FAILURES:
+            self.accuse(mode, f"Redis has failed {self._failures} times in a row: {error}")
+
+    def doubt(self) -> None:
+        """What is known may be out of date."""
+        self._due = 0.0
+        self.look_soon()
+
+    def accuse(self, mode: Mode, why: str) -> None:
+        """Redis is to lose the authority."""
+        with self._condition:
+            self._accusation = mode.epoch, why
+            self._look_soon()
+
+    # What operators ask
+
+    def drain(self, why: str) -> Mode:
+        """Take the authority from Redis, and keep it from returning until resume()."""
+
+        def pin(row: Row) -> bool:
+            if row.phase == REDIS:
+                return self._change(row, DRAIN, why, pinned=True)
+            if row.phase == CLOSING:
+                return self._change(row, DATABASE, why, pinned=True)
+            return self._row.pin(row, True, row.patience_us)
+
+        return self._now(pin)
+
+    def resume(self, why: str, *, end_leases: bool) -> Mode:
+        """Let the authority return to Redis as soon as that is healthy; with `end_leases`, without
+        waiting for long leases of the database to be released: they are no longer extended."""
+
+        def unpin(row: Row) -> bool:
+            if end_leases and row.phase in (DATABASE, CLOSING) and self._is_healthy(row):
+                return self._change(row, CLOSING, why, pinned=False, ends_leases=True)
+            return self._row.pin(row, False, 0)
+
+        return self._now(unpin)
+
+    def look(self) -> Mode:
+        """Read the row now, and carry on what is under way. Raises BackendUnavailable."""
+        with self._condition:
+            number = self._look_soon()
+            self._condition.wait_for(lambda: self._done >= number, PATIENCE)
+            if self._done >= number and self._failure is not None:
+                raise self._failure
+        return self.awaited()
+
+    def _now(self, act: Callable[[Row], bool]) -> Mode:
+        # Another process may change the row in between.
+        while not act(self.look().row):
+            pass
+        return self.look()
+
+    @property
+    def ailment(self) -> str:
+        """What is wrong with Redis, as far as this process has seen; or ''."""
+        return self._ailment
+
+    def close(self) -> None:
+        """End the thread; a later look begins another."""
+        self._jobs.close()
+
+    # Looking at the row
+
+    def look_soon(self) -> None:
+        """Have the row read; returns at once."""
+        with self._condition:
+            self._look_if_due()
+
+    def _look_if_due(self) -> None:
+        if self._asked == self._done and clock.lease_now() >= self._due:
+            self._look_soon()
+
+    def _look_soon(self) -> int:
+        """Under the condition; the number of the look."""
+        self._asked += 1
+        self._jobs.put(self._look)
+        return self._asked
+
+    def _look(self) -> None:
+        with self._condition:
+            number = self._asked
+            if self._done >= number:
+                return
+        failure = None
+        try:
+            while self._step(self._read()):
+                pass
+        except BackendUnavailable as error:
+            failure = error
+            self._due = clock.lease_now() + OFTEN
+        except BaseException as error:
+            failure = BackendUnavailable(f"{type(error).__name__}: {error}")
+            self._due = clock.lease_now() + OFTEN
+            raise
+        finally:
+            with self._condition:
+                self._failure = failure
+                self._done = number
+                self._condition.notify_all()
+
+    def _read(self) -> Mode:
+        while True:
+            read_at = clock.lease_now()
+            row = self._row.read()
+            if row is None:
+                self._begin()
+            elif self._is_long_enough(row):
+                return self._note(row, read_at)
+
+    def _begin(self) -> None:
+        """Write the first row."""
+        phase, why = CLOSING, "The fast path is used for the first time."
+        try:
+            if self._servers.look()[1]:
+                # The row is lost: leases that Redis has granted under it may be alive.
+                phase, why = DRAIN, "The authority's row was lost from the database."
+        except BackendUnavailable as error:
+            phase, why = DRAIN, f"The fast path began without Redis: {error}"
+        terms = self.terms
+        self._row.create(phase, why, terms.mode_lease, terms.max_ttl, terms.return_after)
+
+    def _is_long_enough(self, row: Row) -> bool:
+        """Whether whoever drains Redis will wait for our leases too; if not, see to it."""
+        mode_lease_us, max_ttl_us = to_us(self.terms.mode_lease), to_us(self.terms.max_ttl)
+        if mode_lease_us <= row.mode_lease_us and max_ttl_us <= row.max_ttl_us:
+            return True
+        self._row.lengthen(row, mode_lease_us, max_ttl_us)
+        return False
+
+    def _note(self, row: Row, read_at: float) -> Mode:
+        before = self._mode
+        is_new = before is None or (before.epoch, before.phase) != (row.epoch, row.phase)
+        seen_at = clock.lease_now() if is_new or before is None else before.seen_at
+        mode = Mode(row, read_at, seen_at)
+        if is_new and row.phase == REDIS:
+            # Before anybody can be told that Redis may grant.
+            self._open_redis(epoch_word(row.epoch))
+            self._failures = 0
+        with self._condition:
+            self._mode = mode
+            self._due = read_at + self.terms.mode_lease / 2
+            if row.phase in (DRAIN, CLOSING):
+                self._due = min(self._due, read_at + OFTEN)
+            if is_new:
+                self._condition.notify_all()
+        if is_new:
+            self._healthy_since = None
+            self._tell(before, row)
+        return mode
+
+    def _tell(self, before: Mode | None, row: Row) -> None:
+        made_here = self._made == (row.epoch, row.phase)
+        if before is None and not made_here:
+            # As it was before this process came.
+            return
+        logger.log(
+            logging.WARNING if made_here else logging.INFO,
+            "The locks of %r: %s (epoch %d). %s",
+            self._alias,
+            SAID[row.phase],
+            row.epoch,
+            row.why,
+        )
+        self._changed(row, made_here)
+
+    def _change(
+        self,
+        row: Row,
+        phase: str,
+        why: str,
+        *,
+        epoch: int | None = None,
+        patience_us: int | None = None,
+        pinned: bool | None = None,
+        ends_leases: bool = False,
+    ) -> bool:
+        epoch = row.epoch + 1 if epoch is None else epoch
+        changed = self._row.change(
+            row,
+            phase,
+            why,
+            epoch=epoch,
+            patience_us=patience_us,
+            pinned=pinned,
+            ends_leases=ends_leases,
+        )
+        if changed:
+            self._made = epoch, phase
+        return changed
+
+    # Carrying on the change that is under way
+
+    def _step(self, mode: Mode) -> bool:
+        """Do what is to be done now; whether something may have changed."""
+        row = mode.row
+        if row.phase == REDIS:
+            return self._leave_redis(row)
+        if row.phase == DRAIN:
+            return self._drained(mode)
+        if row.phase == DATABASE:
+            return self._leave_database(row)
+        return self._closed(mode)
+
+    def _leave_redis(self, row: Row) -> bool:
+        accusation, self._accusation = self._accusation, None
+        if accusation is None or accusation[0] != row.epoch:
+            return False
+        # Who leaves soon after a return has returned too early.
+        patience_us = to_us(self.terms.return_after)
+        if row.now_us - row.since_us < SOON * row.patience_us:
+            patience_us = min(max(2 * row.patience_us, patience_us), to_us(LONGEST_PATIENCE))
+        self._change(row, DRAIN, accusation[1], patience_us=patience_us)
+        return True
+
+    def _drained(self, mode: Mode) -> bool:
+        end = mode.seen_at + self.terms.drained_after(mode.row)
+        if clock.lease_now() < end:
+            self._due = min(self._due, end)
+            return False
+        self._change(
+            mode.row,
+            DATABASE,
+            f"All leases from Redis have ended. Before: {mode.row.why}",
+            epoch=mode.epoch,
+        )
+        return True
+
+    def _leave_database(self, row: Row) -> bool:
+        if row.pinned or not self._is_healthy(row):
+            return False
+        quiet_us = row.now_us - max(row.since_us, row.unhealthy_us)
+        now = clock.lease_now()
+        if quiet_us < row.patience_us or now - self._since(now) < row.patience_us / MICROSECOND:
+            return False
+        taken = self._row.taken(row, 0)
+        if taken.age_us > row.max_ttl_us:
+            # Who extends its lease would keep everybody waiting, and the return would fail.
+            self._ailment = (
+                f"{taken.key!r} has been held for {taken.age_us / MICROSECOND:.0f} s: the "
+                f"authority returns to Redis once no lease is older than MAX_TTL."
+            )
+            return False
+        self._change(row, CLOSING, f"Redis has been healthy for {quiet_us / MICROSECOND:.0f} s.")
+        return True
+
+    def _since(self, now: float) -> float:
+        if self._healthy_since is None:
+            self._healthy_since = now
+        return self._healthy_since
+
+    def _is_healthy(self, row: Row) -> bool:
+        before = clock.lease_now()
+        try:
+            ahead, _ = self._servers.look()
+        except BackendUnavailable as error:
+            self._ailment = str(error)
+        else:
+            apart = ahead - (row.now_us / MICROSECOND - before)
+            if abs(apart) <= self.terms.skew:
+                self._ailment = ""
+                return True
+            self._ailment = (
+                f"The clocks of Redis and the database are {abs(apart):.1f} s apart, more than "
+                f"'skew' allows."
+            )
+        self._healthy_since = None
+        self._row.note_unhealthy(row)
+        return False
+
+    def _closed(self, mode: Mode) -> bool:
+        row = mode.row
+        taken = self._row.taken(row, to_us(self.terms.skew))
+        if not taken.keys:
+            # Whoever has begun this is likely to be about to do it.
+            is_ours = self._made == (row.epoch, row.phase)
+            others_turn = mode.seen_at + random.uniform(OFTEN, 4 * OFTEN)
+            return (is_ours or clock.lease_now() > others_turn) and self._open(row)
+        longest = row.max_ttl_us / MICROSECOND
+        if clock.lease_now() - mode.seen_at < 2 * longest + self.terms.skew:
+            return False
+        self._change(
+            row,
+            DATABASE,
+            f"{taken.key!r} was still held {2 * longest:g} s after the return to Redis began.",
+            patience_us=self._more_patience(row),
+        )
+        return True
+
+    def _more_patience(self, row: Row) -> int:
+        return min(
+            max(2 * row.patience_us, to_us(self.terms.return_after)), to_us(LONGEST_PATIENCE)
+        )
+
+    def _open(self, row: Row) -> bool:
+        # Each attempt has an epoch of its own: what is left of another cannot open this one.
+        if not self._change(row, CLOSING, row.why, ends_leases=row.ends_leases):
+            return True
+        row = row._replace(epoch=row.epoch + 1)
+        try:
+            highest = max(self._row.highest_token(), row.now_us)
+            later = self._servers.open(row.epoch, highest)
+        except BackendUnavailable as error:
+            self._change(
+                row,
+                DATABASE,
+                f"Redis could not be opened: {error}",
+                patience_us=self._more_patience(row),
+            )
+            self._row.note_unhealthy(row)
+            return True
+        if later:
+            # The row has been put back to what it was: leases under the later epochs may be alive.
+            why = f"Redis has seen epoch {later} already: the database has lost changes."
+            self._change(row, DRAIN, why, epoch=later + 1)
+            return True
+        self._change(row, REDIS, row.why, epoch=row.epoch)
+        return True
+
+
+SAID = {
+    REDIS: "Redis grants",
+    DRAIN: "nobody grants until the leases from Redis have ended, then the database",
+    DATABASE: "the database grants",
+    CLOSING: "nobody grants until the leases from the database have ended, then Redis",
+}

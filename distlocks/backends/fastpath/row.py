@@ -1,0 +1,213 @@
+"""The row on which all processes of a fast path agree: which store may grant, and its changes.
+
+Statements run in autocommit, over a connection that is not the caller's. Each change compares epoch
+and phase, so of several processes that want to change what they have read, one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from django.db import IntegrityError
+
+from ...claims import to_us
+from ...exceptions import BackendUnavailable
+from ...models import LockAuthority, StoreClock
+from ..database.channels import Session
+
+T = TypeVar("T")
+
+REDIS, DRAIN, DATABASE, CLOSING = "redis", "drain", "db", "closing"
+
+COLUMNS = (
+    "epoch, phase, since, why, mode_lease, max_ttl, patience, unhealthy_at, pinned, ends_leases"
+)
+READ = "SELECT {columns}, {clock} FROM {t} WHERE name = %(name)s"
+INSERT = """
+INSERT INTO {t} (name, {columns})
+VALUES (%(name)s, 1, %(phase)s, {clock}, %(why)s, %(mode_lease)s, %(max_ttl)s, %(patience)s, 0,
+        %(no)s, %(no)s)
+"""
+# Invariant: an epoch and a phase follow only those that the changing process has read.
+CHANGE = """
+UPDATE {t} SET epoch = %(new_epoch)s, phase = %(new_phase)s, since = {clock}, why = %(why)s,
+               patience = %(patience)s, pinned = %(pinned)s, ends_leases = %(ends_leases)s
+WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
+"""
+# Invariant: whoever waits for leases to end waits for the longest that any process may have got.
+LENGTHEN = """
+UPDATE {t} SET mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s
+WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
+  AND mode_lease = %(old_mode_lease)s AND max_ttl = %(old_max_ttl)s
+"""
+UNHEALTHY = """
+UPDATE {t} SET unhealthy_at = {clock} WHERE name = %(name)s AND epoch = %(epoch)s
+"""
+PIN = """
+UPDATE {t} SET pinned = %(pinned)s, patience = %(patience)s
+WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
+"""
+# A key that cools down is taken too: its minimum hold is a promise.
+TAKEN = """
+SELECT COUNT(*), MIN(acquired_at) FROM {locks}
+WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock} - %(skew)s
+"""
+OLDEST = """
+SELECT MIN({key}) FROM {locks}
+WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock} AND acquired_at = %(since)s
+"""
+HIGHEST = """
+SELECT MAX(fencing_token) FROM {locks} WHERE {key} >= %(prefix)s AND {key} < %(after)s
+"""
+# Greater than every character that a key may have.
+LAST = chr(0x10FFFF)
+
+
+class Row(NamedTuple):
+    """What the row says. Moments are microseconds by the database server's clock."""
+
+    epoch: int
+    phase: str
+    since_us: int
+    why: str
+    mode_lease_us: int
+    max_ttl_us: int
+    patience_us: int
+    unhealthy_us: int
+    pinned: bool
+    ends_leases: bool
+    # What time it was.
+    now_us: int
+
+
+class Taken(NamedTuple):
+    """What is taken in the database's table."""
+
+    # How many keys.
+    keys: int
+    # For how long the oldest lease among them has been held, in microseconds; and its key.
+    age_us: int = 0
+    key: str = ""
+
+
+class Run(Protocol):
+    """Does a piece of work over a connection of the database backend's."""
+
+    def __call__(self, work: Callable[[Session], T], /) -> T: ...
+
+
+class AuthorityRow:
+    """The row of one name, and the locks that begin with `prefix`."""
+
+    def __init__(self, name: str, prefix: str, run: Run) -> None:
+        self.name = name
+        self._prefix = prefix
+        self._run = run
+
+    def read(self) -> Row | None:
+        """The row as it is now; None if there is none."""
+        rows = self._execute(READ)
+        if not rows:
+            return None
+        row = Row(*rows[0])
+        return row._replace(pinned=bool(row.pinned), ends_leases=bool(row.ends_leases))
+
+    def create(
+        self, phase: str, why: str, mode_lease: float, max_ttl: float, patience: float
+    ) -> None:
+        """Write the first row, unless another process has."""
+        try:
+            self._execute(
+                INSERT,
+                phase=phase,
+                why=why,
+                mode_lease=to_us(mode_lease),
+                max_ttl=to_us(max_ttl),
+                patience=to_us(patience),
+                no=False,
+            )
+        except BackendUnavailable as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+
+    def change(
+        self,
+        row: Row,
+        phase: str,
+        why: str,
+        *,
+        epoch: int | None = None,
+        patience_us: int | None = None,
+        pinned: bool | None = None,
+        ends_leases: bool = False,
+    ) -> bool:
+        """Change from what `row` says to another phase, in the next epoch or the given one; whether
+        it was we who did. False also if the answer was lost: read again.
+        """
+        return self._change(
+            CHANGE,
+            row,
+            new_epoch=row.epoch + 1 if epoch is None else epoch,
+            new_phase=phase,
+            why=why[: LockAuthority._meta.get_field("why").max_length],
+            patience=row.patience_us if patience_us is None else patience_us,
+            pinned=row.pinned if pinned is None else pinned,
+            ends_leases=ends_leases,
+        )
+
+    def lengthen(self, row: Row, mode_lease_us: int, max_ttl_us: int) -> bool:
+        """Have everybody wait for as long as this process may need."""
+        return self._change(
+            LENGTHEN,
+            row,
+            mode_lease=max(mode_lease_us, row.mode_lease_us),
+            max_ttl=max(max_ttl_us, row.max_ttl_us),
+            old_mode_lease=row.mode_lease_us,
+            old_max_ttl=row.max_ttl_us,
+        )
+
+    def pin(self, row: Row, pinned: bool, patience_us: int) -> bool:
+        """Keep the authority where it is going, or let it return."""
+        return self._change(PIN, row, pinned=pinned, patience=patience_us)
+
+    def note_unhealthy(self, row: Row) -> None:
+        """Leave word that Redis was not healthy just now, for whoever thinks that it is."""
+        self._change(UNHEALTHY, row)
+
+    def taken(self, row: Row, skew_us: int) -> Taken:
+        """What is taken in the table now, or was until `skew_us` ago."""
+        count, since = self._execute(TAKEN, **self._span(), skew=skew_us)[0]
+        if not count:
+            return Taken(0)
+        key = self._execute(OLDEST, **self._span(), since=since)[0][0]
+        return Taken(count, row.now_us - since, key or "")
+
+    def highest_token(self) -> int:
+        """Of the rows in the table; 0 if there are none."""
+        return int(self._execute(HIGHEST, **self._span())[0][0] or 0)
+
+    def _span(self) -> dict[str, str]:
+        return {"prefix": self._prefix, "after": self._prefix + LAST}
+
+    def _execute(self, sql: str, **params: Any) -> list[tuple[Any, ...]]:
+        return self._run(
+            lambda session: session.execute(self._text(session, sql), {"name": self.name, **params})
+        )
+
+    def _change(self, sql: str, row: Row, **params: Any) -> bool:
+        params = {"name": self.name, "epoch": row.epoch, "phase": row.phase, **params}
+        return self._run(lambda session: session.count(self._text(session, sql), params) == 1)
+
+    @staticmethod
+    def _text(session: Session, sql: str) -> str:
+        wrapper = session.wrapper
+        quoted = wrapper.ops.quote_name
+        clock, arguments = StoreClock().as_sql(None, wrapper)
+        return sql.format(
+            t=quoted("distlocks_lockauthority"),
+            locks=quoted("distlocks_lock"),
+            key=quoted("key"),
+            columns=COLUMNS,
+            clock=clock % tuple(arguments) if arguments else clock,
+        )

@@ -1,0 +1,95 @@
+"""What the OPTIONS of a fast path say: its two halves, and how soon the authority changes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from django.utils.module_loading import import_string
+
+from ...conf import InvalidSetting, Params, aliases, seconds
+from ...conf import params as conf_params
+from ...waiting import DRIFT
+from ..base import BaseBackend
+from ..database import DatabaseBackend
+from ..redis import RedisBackend
+from .authority import Terms
+
+if TYPE_CHECKING:
+    from .backend import FastPathBackend
+
+NAMES = ("redis", "database", "mode_lease", "drift", "skew", "return_after")
+# Seconds. A shorter mode lease than this is over before a busy process has read the next one.
+LEAST_MODE_LEASE = 0.5
+
+Half = TypeVar("Half", bound=BaseBackend)
+
+
+class Settings:
+    """The OPTIONS of one alias, checked."""
+
+    def __init__(self, backend: FastPathBackend) -> None:
+        self._options = backend.options
+        self._where = f"DISTLOCKS[{backend.alias!r}]['OPTIONS']"
+        self._params = backend.params
+        self.terms = Terms(
+            mode_lease=self._number("mode_lease", 5.0, LEAST_MODE_LEASE),
+            max_ttl=self._params.max_ttl,
+            drift=self._number("drift", DRIFT, DRIFT),
+            skew=self._number("skew", 1.0, 0.0),
+            return_after=self._number("return_after", 30.0, 0.0),
+        )
+        redis = self._params_of("redis", RedisBackend)
+        self.database = self._params_of("database", DatabaseBackend)
+        # Locks of its own in Redis, one set for each set of names in the table: nobody else's are
+        # cleared when it returns there.
+        namespace = f"{redis.options.get('namespace', 'distlocks')}.fast"
+        prefix = self._params.key_prefix
+        self.name = f"{namespace}:{prefix}" if prefix else namespace
+        if prefix:
+            namespace += f".{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
+        self.redis = replace(redis, options={**redis.options, "namespace": namespace})
+        if self.redis.options.get("incarnation_guard", "on") != "on":
+            self._refuse(
+                f"['redis'] = {self._options['redis']!r} has no incarnation guard.",
+                "The fast path relies on it: leave 'incarnation_guard' out of its OPTIONS.",
+            )
+
+    def half(self, kind: type[Half], name: str, params: Params) -> Half:
+        """The backend of an alias, with the keys and the longest lease of the fast path."""
+        return kind(self._options[name], params)
+
+    def _params_of(self, name: str, kind: type[BaseBackend]) -> Params:
+        alias = self._options.get(name)
+        where = f"[{name!r}] = {alias!r}"
+        found = aliases().get(alias) if isinstance(alias, str) else None
+        if not isinstance(found, Mapping):
+            self._refuse(
+                f"{where} is no alias of DISTLOCKS.",
+                f"Name the alias of a {kind.__name__}; only its settings are used.",
+            )
+        params = conf_params(str(alias))
+        if not issubclass(import_string(params.backend), kind):
+            self._refuse(f"{where} is a {params.backend}.", f"Name the alias of a {kind.__name__}.")
+        return replace(
+            params,
+            key_prefix=self._params.key_prefix,
+            ttl=self._params.ttl,
+            max_ttl=self._params.max_ttl,
+        )
+
+    def _number(self, name: str, default: float, least: float) -> float:
+        try:
+            value = seconds(self._options.get(name, default), f"{self._where}[{name!r}]")
+        except (TypeError, ValueError) as error:
+            raise InvalidSetting(23, str(error), "Leave it out for the default.") from error
+        if value < least:
+            self._refuse(
+                f"[{name!r}] = {value:g} is less than {least:g}.", "Leave it out for the default."
+            )
+        return value
+
+    def _refuse(self, problem: str, hint: str) -> NoReturn:
+        raise InvalidSetting(23, f"{self._where}{problem}", hint)
