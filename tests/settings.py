@@ -156,3 +156,19 @@ if RUN_FOLDER and REDIS_URL:
     }
 if RUN_FOLDER:
     DISTLOCKS |= redis_stores()
+
+
+def fast_path(database: str, **options: object) -> dict[str, object]:
+    """An alias over the Redis server of the run and the database of another alias."""
+    return {
+        "BACKEND": "distlocks.backends.fastpath.FastPathBackend",
+        "OPTIONS": {"redis": "redis", "database": database, **options},
+    }
+
+
+if RUN_FOLDER and REDIS_URL:
+    DISTLOCKS["fastpath"] = fast_path("postgres")
+    # While the database grants.
+    for _alias in ("sqlite", "portable_sqlite", "postgres", "portable_postgres", "mariadb"):
+        if _alias in DISTLOCKS:
+            DISTLOCKS[f"fastpath_on_{_alias}"] = fast_path(_alias, namespace=f"{_name}.{_alias}")

@@ -139,8 +139,12 @@ class Authority:
                         f"{self._failure}"
                     ) from self._failure
                 mode = self._mode
-                now = clock.lease_now()
-                if mode is not None and now - mode.read_at < self.terms.mode_lease:
+                if (
+                    mode is not None
+                    and clock.lease_now() - mode.read_at < self.terms.mode_lease
+                    # What is about to be over is not worth telling.
+                    and (self._done >= number or mode.phase in (REDIS, DATABASE))
+                ):
                     return mode
                 left = give_up - clock.Clock().now()
                 if left <= 0:
@@ -307,7 +311,8 @@ class Authority:
         except BackendUnavailable as error:
             phase, why = DRAIN, f"The fast path began without Redis: {error}"
         terms = self.terms
-        self._row.create(phase, why, terms.mode_lease, terms.max_ttl, terms.return_after)
+        if self._row.create(phase, why, terms.mode_lease, terms.max_ttl, terms.return_after):
+            self._made = 1, phase
 
     def _is_long_enough(self, row: Row) -> bool:
         """Whether whoever drains Redis will wait for our leases too; if not, see to it."""

@@ -115,8 +115,8 @@ class AuthorityRow:
 
     def create(
         self, phase: str, why: str, mode_lease: float, max_ttl: float, patience: float
-    ) -> None:
-        """Write the first row, unless another process has."""
+    ) -> bool:
+        """Write the first row, unless another process has; whether it was we who did."""
         try:
             self._execute(
                 INSERT,
@@ -130,6 +130,8 @@ class AuthorityRow:
         except BackendUnavailable as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
+            return False
+        return True
 
     def change(
         self,

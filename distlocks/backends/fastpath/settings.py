@@ -11,6 +11,7 @@ from django.utils.module_loading import import_string
 
 from ...conf import InvalidSetting, Params, aliases, seconds
 from ...conf import params as conf_params
+from ...keys import MAX_LENGTH
 from ...waiting import DRIFT
 from ..base import BaseBackend
 from ..database import DatabaseBackend
@@ -20,9 +21,11 @@ from .authority import Terms
 if TYPE_CHECKING:
     from .backend import FastPathBackend
 
-NAMES = ("redis", "database", "mode_lease", "drift", "skew", "return_after")
+NAMES = ("redis", "database", "namespace", "mode_lease", "drift", "skew", "return_after")
 # Seconds. A shorter mode lease than this is over before a busy process has read the next one.
 LEAST_MODE_LEASE = 0.5
+# With a KEY_PREFIX it is the name of the authority's row.
+LONGEST_NAMESPACE = MAX_LENGTH - 1
 
 Half = TypeVar("Half", bound=BaseBackend)
 
@@ -45,7 +48,15 @@ class Settings:
         self.database = self._params_of("database", DatabaseBackend)
         # Locks of its own in Redis, one set for each set of names in the table: nobody else's are
         # cleared when it returns there.
-        namespace = f"{redis.options.get('namespace', 'distlocks')}.fast"
+        namespace = self._options.get(
+            "namespace", f"{redis.options.get('namespace', 'distlocks')}.fast"
+        )
+        if not isinstance(namespace, str) or len(namespace) > LONGEST_NAMESPACE:
+            self._refuse(
+                f"['namespace'] = {namespace!r} must be a str of at most {LONGEST_NAMESPACE} "
+                f"characters.",
+                "Leave it out for the default.",
+            )
         prefix = self._params.key_prefix
         self.name = f"{namespace}:{prefix}" if prefix else namespace
         if prefix:

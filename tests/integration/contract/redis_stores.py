@@ -83,7 +83,11 @@ class RedisStore(Store):
         settings.DISTLOCKS.update(redis_stores())
         super().__init__(alias)
         self._set_back: list[str] = []
-        # No lease of an earlier test goes on, and the server was started for this run.
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Have it grant locks: no lease of an earlier test goes on, and the server was started for
+        this run."""
         self.redis.quarantine(end=True)
 
     @property

@@ -42,6 +42,8 @@ STORES = (
     "portable_mariadb",
     *REDIS_STORES,
 )
+# While Redis has the authority, and while a database has.
+FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
@@ -278,6 +280,10 @@ def store(
         from tests.integration.contract.redis_stores import RedisStore
 
         store: Store = RedisStore(request.param)
+    elif request.param.startswith("fastpath"):
+        from tests.integration.contract.fast_stores import fast_store
+
+        store = fast_store(request.param)
     else:
         store = Store(request.param)
     yield store
@@ -291,7 +297,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames and not any(
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        metafunc.parametrize("store", STORES, indirect=True)
+        in_contract = ".contract." in metafunc.module.__name__
+        stores = (*STORES, *FAST_STORES) if in_contract else STORES
+        metafunc.parametrize("store", stores, indirect=True)
 
 
 @pytest.fixture
