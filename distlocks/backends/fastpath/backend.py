@@ -55,11 +55,11 @@ class FastPathBackend(BaseBackend):
     admit an owner of one key.
 
     OPTIONS: `redis` and `database`, aliases of DISTLOCKS whose settings the two halves have (TTL,
-    MAX_TTL and KEY_PREFIX are the fast path's own); `namespace`, what its names in Redis begin with;
-    `mode_lease`, for how many seconds a process
-    trusts what it has read about who grants (5); `drift`, by which share clocks may run apart
-    (0.01); `skew`, by how many seconds the clocks of the two stores may differ (1); `return_after`,
-    for how many seconds Redis must have been healthy before it grants again (30).
+    MAX_TTL and KEY_PREFIX are the fast path's own); `namespace`, what its names in Redis begin
+    with; `mode_lease`, for how many seconds a process trusts what it has read about who grants (5);
+    `drift`, by which share clocks may run apart (0.01); `skew`, by how many seconds the clocks of
+    the two stores may differ (1); `return_after`, for how many seconds Redis must have been healthy
+    before it grants again (30).
 
     When Redis fails, nobody grants for (mode_lease + MAX_TTL) * (1 + 2 * drift) + skew seconds:
     until every lease from there has ended. On the way back, nobody is granted anything until the

@@ -32,14 +32,17 @@ class Servers:
 
     def open(self, epoch: int, highest_token: int) -> int:
         """Have every bucket begin the epoch with nothing held; 0, or the later epoch that one of
-        them has seen. Raises BackendUnavailable: then only a later epoch may be tried.
+        them has seen.
+
+        Nothing is sent twice: a nonce that arrives when it has been used would let its opening
+        take effect again. Raises BackendUnavailable: then only a later epoch may be tried.
         """
         nonce = secrets.token_hex(16).encode()
         hashes = self._redis.servers.hashes
         self._mark(b"n", nonce, hashes)
         words = packed((epoch_word(epoch), nonce, b"%d" % highest_token))
         for hash_name in hashes:
-            reply = self._redis.servers.run(hash_name, script("open"), 3, words)
+            reply = self._redis.servers.run_once(hash_name, script("open"), 3, words)
             if reply == b"N":
                 raise BackendUnavailable("Another process is opening Redis for the locks.")
             if reply != b"O":
@@ -51,7 +54,7 @@ class Servers:
         words = packed((field, mark))
         for hash_name in hashes:
             before = clock.lease_now()
-            now_us, epoch = self._redis.servers.run(hash_name, script("mark"), 2, words)
+            now_us, epoch = self._redis.servers.run_once(hash_name, script("mark"), 2, words)
             ahead = max(ahead, int(now_us) / 1_000_000 - (before + clock.lease_now()) / 2)
             latest = max(latest, int(epoch[1:] or 0))
         return ahead, latest

@@ -120,10 +120,12 @@ class Persistence:
         text: bytes = b"",
         then: Then | None = None,
         patience: float = FAILOVER_PATIENCE,
+        once: bool = False,
     ) -> Steps:
         """Send a request until it is answered; BackendUnavailable if it cannot be.
 
-        Sending it again does no harm: scripts know their owner ids.
+        Sending it again does no harm: scripts know their owner ids. With `once`, it does, and what
+        may have arrived is not sent again.
         """
         give_up = clock.Clock().now() + patience
         in_doubt = was_sent and not isinstance(failure, ReplyError)
@@ -141,6 +143,8 @@ class Persistence:
                     and tries > 1
                     and _code(failure) not in ("NOSCRIPT", "MOVED", "ASK")
                 )
+                if once and in_doubt:
+                    may_pass = False
                 if not may_pass or late or tries > 20 or isinstance(failure, TimeoutError):
                     self._fail(failure, in_doubt)
                 if isinstance(failure, ReplyError) or tries > 1:

@@ -108,6 +108,10 @@ class Servers:
             heads[key] = head
         return head
 
+    def run_once(self, hash_name: bytes, which: Script, words: int, tail: bytes) -> Reply:
+        """See run(): for a script that must not be carried out twice."""
+        return self._drive(self._again(hash_name, which, words, tail, once=True))
+
     async def arun(self, hash_name: bytes, which: Script, words: int, tail: bytes) -> Reply:
         """See run()."""
         return await self._adrive(self._again(hash_name, which, words, tail))
@@ -129,6 +133,8 @@ class Servers:
         tail: bytes,
         failure: Exception | None = None,
         was_sent: bool = False,
+        *,
+        once: bool = False,
     ) -> Steps:
         request = self._head(which, hash_name, words) + tail
         text = pack(b"SCRIPT", b"LOAD", which.text)
@@ -144,6 +150,7 @@ class Servers:
                 text=text,
                 then=then,
                 patience=0.0 if hurry else FAILOVER_PATIENCE,
+                once=once,
             )
         )
 

@@ -8,10 +8,11 @@ from tests.integration.rig.controls import altered
 
 def reserves_for_ever() -> None:
     """Who is reserved a key for has it until it comes, dead or alive."""
-    _alter("common.lua", r"local RESERVED = \d+", "local RESERVED = 3600000000")
+    alter("common.lua", r"local RESERVED = \d+", "local RESERVED = 3600000000")
 
 
-def _alter(name: str, pattern: str, replacement: str) -> None:
+def alter(name: str, pattern: str, replacement: str) -> None:
+    """Have this file of the scripts read with the pattern replaced."""
     folder = scripts.files(scripts.__name__)
 
     class Part:

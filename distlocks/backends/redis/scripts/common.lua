@@ -36,6 +36,10 @@ local function digits(number)
   return string.format('%016.0f', number)
 end
 
+local function incarnation()
+  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
+end
+
 -- µs until the bucket may be used again for grants and extensions, 0 in ordinary times. A server
 -- that has not written the bucket itself may have lost grants: nothing is granted until the last
 -- of them has ended. Where an epoch is named, -1 for another epoch or another server than those
@@ -43,12 +47,10 @@ end
 local function quarantined(known, ready, epoch)
   if ARGV[1] == '-' then return 0 end
   local longest = tonumber(ARGV[2])
-  local incarnation = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
-  if ARGV[1] ~= '' then
-    return epoch == ARGV[1] and known == incarnation and 0 or -1
-  end
-  if known ~= incarnation then
-    redis.call('HSET', H, '\1r', incarnation, '\1y', digits(now + longest))
+  local vouching = incarnation()
+  if ARGV[1] ~= '' then return epoch == ARGV[1] and known == vouching and 0 or -1 end
+  if known ~= vouching then
+    redis.call('HSET', H, '\1r', vouching, '\1y', digits(now + longest))
     return longest
   end
   if not ready then return 0 end

@@ -1,0 +1,26 @@
+"""What a process does that works under locks of a fast path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.test import override_settings
+
+from distlocks import Lease
+from tests.integration.fastpath import controls
+from tests.integration.nemesis.worker import NemesisWorker
+from tests.integration.rig.worker import Worker
+
+
+class FastWorker(NemesisWorker):
+    """See NemesisWorker. Notes which store has granted each lock."""
+
+    def __init__(self, name: str, plan: dict[str, Any], orders: int) -> None:
+        override_settings(DISTLOCKS=plan["stores"]).enable()
+        if broken := plan.get("broken"):
+            getattr(controls, broken)()
+        Worker.__init__(self, name, plan, orders)
+
+    def note_grant(self, lease: Lease) -> None:
+        super().note_grant(lease)
+        self.journal.write("granted_by", store=lease._grant.store or "redis")
