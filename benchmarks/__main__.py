@@ -12,21 +12,22 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
 # Of the servers, only those that the chosen ones need are started.
-NAMES: dict[str, type[Server] | None] = {
-    "uncontended": PostgresServer,
-    "imports": None,
-    "growth": PostgresServer,
-    "sweep": PostgresServer,
-    "contended": PostgresServer,
-    "renewal": PostgresServer,
-    "redis.uncontended": RedisServer,
-    "redis.drain": RedisServer,
-    "redis.fairness": RedisServer,
-    "redis.crowd": RedisServer,
-    "redis.handoffs": RedisServer,
-    "redis.keys": RedisServer,
-    "redis.renewal": RedisServer,
-    "redis.memory": RedisServer,
+NAMES: dict[str, tuple[type[Server], ...]] = {
+    "uncontended": (PostgresServer,),
+    "imports": (),
+    "growth": (PostgresServer,),
+    "sweep": (PostgresServer,),
+    "contended": (PostgresServer,),
+    "renewal": (PostgresServer,),
+    "redis.uncontended": (RedisServer,),
+    "redis.drain": (RedisServer,),
+    "redis.fairness": (RedisServer,),
+    "redis.crowd": (RedisServer,),
+    "redis.handoffs": (RedisServer,),
+    "redis.keys": (RedisServer,),
+    "redis.renewal": (RedisServer,),
+    "redis.memory": (RedisServer,),
+    "redis.fastpath": (RedisServer, PostgresServer),
 }
 
 
@@ -56,7 +57,7 @@ def main() -> None:
         chosen.extend(found := [n for n in NAMES if n == name or n.startswith(f"{name}.")])
         if not found:
             parser.error(f"there is no benchmark {name!r}, only {', '.join(NAMES)}")
-    kinds = {kind for name in chosen if (kind := NAMES[name])}
+    kinds = {kind for name in chosen for kind in NAMES[name]}
     urls = {PostgresServer: options.postgres, RedisServer: options.redis}
     results = []
     with environment({kind: urls[kind] for kind in kinds}) as env:

@@ -45,6 +45,10 @@ if REDIS_URL:
         # A server that has just been started has forgotten nobody's lease here.
         "OPTIONS": {"url": REDIS_URL, "quarantine": 0},
     }
+    DISTLOCKS["fastpath"] = {
+        "BACKEND": "distlocks.backends.fastpath.FastPathBackend",
+        "OPTIONS": {"redis": "redis", "database": "default"},
+    }
     if find_spec("django_redis"):
         CACHES = {
             "default": {

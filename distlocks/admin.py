@@ -12,10 +12,10 @@ from django.utils import formats, timezone
 from django.utils.translation import gettext_lazy as _
 
 from .backends.database import DatabaseBackend
-from .claims import EXCLUSIVE
+from .claims import EXCLUSIVE, MICROSECOND, from_us
 from .handler import locks
 from .keys import SEPARATOR
-from .models import Lock, LockHolder, StoreClock
+from .models import Lock, LockAuthority, LockHolder, StoreClock
 
 # Of a key that several have, so many are named.
 SHOWN_HOLDERS = 3
@@ -33,6 +33,12 @@ def database_of_locks() -> str:
     return backends[0].using if backends else "default"
 
 
+def database_of_authorities() -> str:
+    """The database in which fast paths agree on who grants: the first one's."""
+    backends: list[Any] = [backend for backend in locks.all() if backend.supports_authority]
+    return backends[0].database.using if backends else database_of_locks()
+
+
 def _who(claim: Lock | LockHolder) -> str:
     if not claim.host:
         return "-"
@@ -41,13 +47,28 @@ def _who(claim: Lock | LockHolder) -> str:
 
 
 if TYPE_CHECKING:
-    ModelAdmin = admin.ModelAdmin[Lock]
+    LocksAdmin = admin.ModelAdmin[Lock]
+    AuthoritiesAdmin = admin.ModelAdmin[LockAuthority]
 else:
-    ModelAdmin = admin.ModelAdmin
+    LocksAdmin = AuthoritiesAdmin = admin.ModelAdmin
+
+
+class ReadOnly:
+    """Rows that only the locks themselves may write: a deleted or changed one would break what they
+    promise."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
 
 
 @admin.register(Lock)
-class LockAdmin(ModelAdmin):
+class LockAdmin(ReadOnly, LocksAdmin):
     """Who has which lock now, by the clock of the database server. Read-only."""
 
     list_display = (
@@ -101,12 +122,39 @@ class LockAdmin(ModelAdmin):
     def until(self, lock: Lock) -> Any:
         return to_the_second(lock.expires) if lock.expires else None
 
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        return False
+@admin.register(LockAuthority)
+class LockAuthorityAdmin(ReadOnly, AuthoritiesAdmin):
+    """Which store grants the locks of each fast path. Changed by `manage.py lock_authority`."""
 
-    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
-        # A deleted row would take its fencing token along: the next one could be lower.
-        return False
+    list_display = ("name", "phase", "epoch", "since_when", "why", "pinned")
+    ordering = ("name",)
+    fieldsets = (
+        (None, {"fields": ("name", "phase", "epoch", "since_when", "why", "pinned")}),
+        (_("Return to Redis"), {"fields": ("healthy_for", "unhealthy_when", "ends_leases")}),
+        (_("Terms"), {"fields": ("mode_lease_s", "max_ttl_s")}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[LockAuthority]:
+        return LockAuthority.objects.using(database_of_authorities())
+
+    @admin.display(description=_("since"), ordering="since")
+    def since_when(self, authority: LockAuthority) -> str:
+        return to_the_second(from_us(authority.since))
+
+    @admin.display(description=_("after so many seconds of health"))
+    def healthy_for(self, authority: LockAuthority) -> float:
+        return authority.patience / MICROSECOND
+
+    @admin.display(description=_("Redis last seen unhealthy"))
+    def unhealthy_when(self, authority: LockAuthority) -> str | None:
+        at = authority.unhealthy_at
+        return to_the_second(from_us(at)) if at else None
+
+    @admin.display(description=_("mode lease (s)"))
+    def mode_lease_s(self, authority: LockAuthority) -> float:
+        return authority.mode_lease / MICROSECOND
+
+    @admin.display(description=_("longest lease (s)"))
+    def max_ttl_s(self, authority: LockAuthority) -> float:
+        return authority.max_ttl / MICROSECOND

@@ -214,7 +214,7 @@ class Authority:
                 return self._change(row, DRAIN, why, pinned=True)
             if row.phase == CLOSING:
                 return self._change(row, DATABASE, why, pinned=True)
-            return self._row.pin(row, True, row.patience_us)
+            return self._row.pin(row, True, row.patience_us, why)
 
         return self._now(pin)
 
@@ -225,7 +225,7 @@ class Authority:
         def unpin(row: Row) -> bool:
             if end_leases and row.phase in (DATABASE, CLOSING) and self._is_healthy(row):
                 return self._change(row, CLOSING, why, pinned=False, ends_leases=True)
-            return self._row.pin(row, False, 0)
+            return self._row.pin(row, False, 0, why)
 
         return self._now(unpin)
 
@@ -435,7 +435,9 @@ class Authority:
                 f"authority returns to Redis once no lease is older than MAX_TTL."
             )
             return False
-        self._change(row, CLOSING, f"Redis has been healthy for {quiet_us / MICROSECOND:.0f} s.")
+        why = f"Redis has been healthy for {quiet_us / MICROSECOND:.0f} s."
+        # Without patience it is an operator's wish.
+        self._change(row, CLOSING, why if row.patience_us else row.why)
         return True
 
     def _since(self, now: float) -> float:

@@ -45,7 +45,7 @@ UNHEALTHY = """
 UPDATE {t} SET unhealthy_at = {clock} WHERE name = %(name)s AND epoch = %(epoch)s
 """
 PIN = """
-UPDATE {t} SET pinned = %(pinned)s, patience = %(patience)s
+UPDATE {t} SET pinned = %(pinned)s, patience = %(patience)s, why = %(why)s
 WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
 """
 # A key that cools down is taken too: its minimum hold is a promise.
@@ -152,7 +152,7 @@ class AuthorityRow:
             row,
             new_epoch=row.epoch + 1 if epoch is None else epoch,
             new_phase=phase,
-            why=why[: LockAuthority._meta.get_field("why").max_length],
+            why=_fitting(why),
             patience=row.patience_us if patience_us is None else patience_us,
             pinned=row.pinned if pinned is None else pinned,
             ends_leases=ends_leases,
@@ -169,9 +169,9 @@ class AuthorityRow:
             old_max_ttl=row.max_ttl_us,
         )
 
-    def pin(self, row: Row, pinned: bool, patience_us: int) -> bool:
+    def pin(self, row: Row, pinned: bool, patience_us: int, why: str) -> bool:
         """Keep the authority where it is going, or let it return."""
-        return self._change(PIN, row, pinned=pinned, patience=patience_us)
+        return self._change(PIN, row, pinned=pinned, patience=patience_us, why=_fitting(why))
 
     def note_unhealthy(self, row: Row) -> None:
         """Leave word that Redis was not healthy just now, for whoever thinks that it is."""
@@ -213,3 +213,7 @@ class AuthorityRow:
             columns=COLUMNS,
             clock=clock % tuple(arguments) if arguments else clock,
         )
+
+
+def _fitting(why: str) -> str:
+    return why[: LockAuthority._meta.get_field("why").max_length]
