@@ -282,6 +282,8 @@ class Denial:
     can_wait: bool = True
     # Which of a backend's stores has denied it; empty for the only or the first one.
     store: str = ""
+    # It has not answered, and another may soon do so in its place: only who gives up is told.
+    unanswered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -361,7 +361,8 @@ class _Acquisition:
         return self.request
 
     def _until(self, denial: Denial) -> float:
-        """Until when to wait before the next try; LockTimeout if there is to be none."""
+        """Until when to wait before the next try; LockTimeout if there is to be none, or
+        BackendUnavailable if nobody has answered."""
         now = lease_now()
         # Who stands in a queue leaves it with a last try.
         if (now >= self.give_up and not denial.queued) or not denial.can_wait:
@@ -411,7 +412,9 @@ class _Acquisition:
             raise
         return lease
 
-    def _timed_out(self, denial: Denial, now: float) -> LockTimeout:
+    def _timed_out(self, denial: Denial, now: float) -> LockTimeout | BackendUnavailable:
+        if denial.unanswered:
+            return BackendUnavailable(denial.reason, keys=self.keys)
         holders = denial.holders
         recorder.send(
             signals.lock_denied,

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ... import clock
 from ...claims import MICROSECOND, to_us
 from ...exceptions import BackendUnavailable
+from ...identity import host, pid
 from ...threads import JobThreads
 from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
 from .servers import Servers, epoch_word
@@ -201,7 +202,7 @@ class Authority:
     def accuse(self, mode: Mode, why: str) -> None:
         """Redis is to lose the authority."""
         with self._condition:
-            self._accusation = mode.epoch, why
+            self._accusation = mode.epoch, f"{why} (found by {host()}, process {pid()})"
             self._look_soon()
 
     # What operators ask
@@ -251,7 +252,9 @@ class Authority:
 
     def close(self) -> None:
         """End the thread; a later look begins another."""
-        self._jobs.close()
+        # It may hang with the database.
+        self._jobs.join(PATIENCE)
+        self._jobs.close(wait=False)
 
     # Looking at the row
 
@@ -510,7 +513,12 @@ class Authority:
             why = f"Redis has seen epoch {later} already: the database has lost changes."
             self._change(row, DRAIN, why, epoch=later + 1)
             return True
-        self._change(row, REDIS, row.why, epoch=row.epoch)
+        # Nobody has a lease: who needs longer than we do says so before the next.
+        terms = self.terms
+        agreed = row._replace(
+            mode_lease_us=to_us(terms.mode_lease), max_ttl_us=to_us(terms.max_ttl)
+        )
+        self._change(agreed, REDIS, row.why, epoch=row.epoch)
         return True
 
 

@@ -152,12 +152,16 @@ class FastPathBackend(BaseBackend):
             self._failed(mode, error)
             if not request.waits:
                 raise error
-            reason = str(error)
+            reason, unanswered = str(error), True
         else:
             self.authority.accuse(mode, f"{FORGOTTEN}.")
-            reason = f"{FORGOTTEN}: the database is about to take over."
+            reason, unanswered = f"{FORGOTTEN}: the database is about to take over.", False
         return Denial(
-            key=request.claims[0].key, remaining=TRY_AGAIN, reason=reason, store=UNANSWERED
+            key=request.claims[0].key,
+            remaining=TRY_AGAIN,
+            reason=reason,
+            store=UNANSWERED,
+            unanswered=unanswered,
         )
 
     def _failed(self, mode: Mode, error: BackendUnavailable) -> None:
@@ -357,6 +361,7 @@ class FastPathBackend(BaseBackend):
         self.database.wake_all()
         self.tell(
             signals.authority_changed,
+            keys=(),
             authority=row.phase,
             epoch=row.epoch,
             reason=row.why,
@@ -364,6 +369,11 @@ class FastPathBackend(BaseBackend):
         )
 
     # Housekeeping
+
+    def check(self) -> list[CheckMessage]:
+        from .checks import check_settings
+
+        return check_settings(self)
 
     def check_store(self) -> list[CheckMessage]:
         from .checks import check_servers

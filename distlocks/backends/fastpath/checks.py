@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error, Warning
+from django.db import DEFAULT_DB_ALIAS
+from django.utils.module_loading import import_string
 
 from ...claims import from_us
+from ...conf import aliases
+from ...conf import params as conf_params
 from ...exceptions import BackendUnavailable
+from ..database import DatabaseBackend
 from .authority import SAID
 from .row import REDIS
 
 if TYPE_CHECKING:
     from .backend import FastPathBackend
+
+
+def check_settings(backend: FastPathBackend) -> list[CheckMessage]:
+    """Whether others use the same keys in the same table, and would not be excluded by Redis."""
+    halves = set()
+    for entry in aliases().values():
+        options = entry.get("OPTIONS", {}) if isinstance(entry, Mapping) else {}
+        halves |= {options.get("redis"), options.get("database")}
+    messages: list[CheckMessage] = []
+    for alias in locks_of_table(backend):
+        if alias not in halves:
+            messages.append(
+                Warning(
+                    f"The lock backend {alias!r} has keys of {backend.alias!r} in the same table: "
+                    f"they exclude each other only while the database grants.",
+                    hint="Give one of them a KEY_PREFIX of its own, or use only one.",
+                    id="distlocks.W014",
+                )
+            )
+    return messages
+
+
+def locks_of_table(backend: FastPathBackend) -> Iterator[str]:
+    """Aliases of other backends on the same database whose keys may begin as ours do."""
+    for alias, entry in aliases().items():
+        if alias == backend.alias or not isinstance(entry, Mapping):
+            continue
+        params = conf_params(alias)
+        found = import_string(params.backend)
+        if not (isinstance(found, type) and issubclass(found, DatabaseBackend)):
+            continue
+        one, other = params.key_prefix, backend.prefix
+        same = params.options.get("using", DEFAULT_DB_ALIAS) == backend.database.using
+        if same and (one.startswith(other) or other.startswith(one)):
+            yield alias
 
 
 def check_servers(backend: FastPathBackend) -> list[CheckMessage]:

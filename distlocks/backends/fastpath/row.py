@@ -32,7 +32,8 @@ VALUES (%(name)s, 1, %(phase)s, {clock}, %(why)s, %(mode_lease)s, %(max_ttl)s, %
 # Invariant: an epoch and a phase follow only those that the changing process has read.
 CHANGE = """
 UPDATE {t} SET epoch = %(new_epoch)s, phase = %(new_phase)s, since = {clock}, why = %(why)s,
-               patience = %(patience)s, pinned = %(pinned)s, ends_leases = %(ends_leases)s
+               mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s, patience = %(patience)s,
+               pinned = %(pinned)s, ends_leases = %(ends_leases)s
 WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
 """
 # Invariant: whoever waits for leases to end waits for the longest that any process may have got.
@@ -144,8 +145,8 @@ class AuthorityRow:
         pinned: bool | None = None,
         ends_leases: bool = False,
     ) -> bool:
-        """Change from what `row` says to another phase, in the next epoch or the given one; whether
-        it was we who did. False also if the answer was lost: read again.
+        """Change from the epoch and phase of `row` to another phase, in the next epoch or the given
+        one; whether it was we who did. False also if the answer was lost: read again.
         """
         return self._change(
             CHANGE,
@@ -153,6 +154,8 @@ class AuthorityRow:
             new_epoch=row.epoch + 1 if epoch is None else epoch,
             new_phase=phase,
             why=_fitting(why),
+            mode_lease=row.mode_lease_us,
+            max_ttl=row.max_ttl_us,
             patience=row.patience_us if patience_us is None else patience_us,
             pinned=row.pinned if pinned is None else pinned,
             ends_leases=ends_leases,
