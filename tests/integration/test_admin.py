@@ -18,12 +18,13 @@ from django.urls import reverse
 
 from distlocks import db_lock
 from distlocks.admin import database_of_locks
-from distlocks.models import Lock
+from distlocks.models import Lock, LockAuthority
 from tests.factories import LockFactory, now_us
 
 pytestmark = pytest.mark.django_db(databases=["default", "postgres"])
 
 LIST = "/admin/distlocks/lock/"
+AUTHORITIES = "/admin/distlocks/lockauthority/"
 
 
 @pytest.fixture(params=["default", "postgres"])
@@ -386,3 +387,48 @@ def test_keys_are_compared_exactly(using: str) -> None:
         assert locks.get(key=key).key == key
         assert locks.filter(key__in=[key]).count() == 1
     assert locks.count() == len(alike)
+
+
+# Which store grants
+
+
+@pytest.fixture
+def authority(using: str) -> LockAuthority:
+    """Of a fast path that the database has taken over."""
+    settings.DISTLOCKS["redis"] = {
+        "BACKEND": "distlocks.backends.redis.RedisBackend",
+        # Nobody is asked there: the page reads the row.
+        "OPTIONS": {"url": "redis://127.0.0.1:1/0"},
+    }
+    settings.DISTLOCKS["fast"] = {
+        "BACKEND": "distlocks.backends.fastpath.FastPathBackend",
+        "OPTIONS": {"redis": "redis", "database": "default"},
+    }
+    return LockAuthority.objects.using(using).create(
+        name="distlocks.fast",
+        epoch=4,
+        phase="db",
+        since=now_us(),
+        why="Redis has failed 2 times in a row.",
+        mode_lease=5_000_000,
+        max_ttl=30_000_000,
+        patience=60_000_000,
+    )
+
+
+def test_who_grants_since_when_and_why(authority: LockAuthority, admin_client: Client) -> None:
+    page = text(admin_client.get(AUTHORITIES))
+    for shown in ("distlocks.fast", "the database grants", "Redis has failed 2 times in a row."):
+        assert shown in page
+    page = text(admin_client.get(f"{AUTHORITIES}{quote(authority.pk)}/change/"))
+    for shown in ("distlocks.fast", "60.0", "30.0", "5.0"):
+        assert shown in page
+
+
+def test_who_grants_is_not_changed_there(authority: LockAuthority, admin_client: Client) -> None:
+    page = f"{AUTHORITIES}{quote(authority.pk)}/"
+    assert admin_client.get(f"{AUTHORITIES}add/").status_code == 403
+    assert admin_client.post(f"{page}change/", {"phase": "redis"}).status_code == 403
+    assert admin_client.post(f"{page}delete/", {"post": "yes"}).status_code == 403
+    authority.refresh_from_db()
+    assert authority.phase == "db"
