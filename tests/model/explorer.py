@@ -44,7 +44,8 @@ class Report(Generic[S]):
         return "\n".join([head, *(f"{n:4} {label}" for n, label in enumerate(self.labels(), 1))])
 
 
-def _as_it_is(state: Hashable) -> Hashable:
+def as_it_is(state: S) -> S:
+    """The canonical form where no two states are alike."""
     return state
 
 
@@ -87,7 +88,7 @@ def explore(
     successors: Callable[[S], Iterable[tuple[str, S]]],
     violation: Callable[[S], str],
     *,
-    canonical: Callable[[S], Hashable] = _as_it_is,
+    canonical: Callable[[S], Hashable] = as_it_is,
     limit: int,
 ) -> Report[S]:
     """Search breadth first from `initial`; end at the first violation or when nothing is new.
