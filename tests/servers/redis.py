@@ -113,6 +113,11 @@ class RedisServer(Server):
             kept = "".join(line for line in lines if not line.startswith("replicaof "))
             self._write_config(f"{kept}\nreplicaof {master.host} {master.port}\n")
 
+    def promote(self) -> None:
+        """Follow nobody from now on, with what it holds; also after the next start."""
+        self.ask("REPLICAOF", "NO", "ONE")
+        self.ask("CONFIG", "REWRITE")
+
     def is_replica_in_sync(self) -> bool:
         """Whether it follows a master and has all that the master had when this was asked."""
         from redis import RedisError

@@ -62,9 +62,10 @@ def redis_failed_over(scene: Scene) -> None:
     scene.hold_across()
     began = now_us()
     scene.stores.primary.kill()
-    _promote(scene)
+    scene.stores.replica.promote()
     scene.stores.lead_to(scene.stores.replica)
     scene.change("failed over", began)
+    scene.stores.swap()
     scene.come_back()
 
 
@@ -73,10 +74,10 @@ def redis_split(scene: Scene) -> None:
     _let_replica_lag(scene)
     scene.hold_across()
     began = now_us()
-    _promote(scene)
+    scene.stores.replica.promote()
     scene.stores.lead_to(scene.stores.replica, scene.stores.left)
     scene.change("split", began)
-    scene.stores.lead_to(scene.stores.replica)
+    scene.stores.swap()
     scene.come_back()
 
 
@@ -86,10 +87,6 @@ def _let_replica_lag(scene: Scene) -> None:
     # From here on it hears no more of the primary.
     replica.ask("REPLICAOF", primary.host, 1)
     scene.await_grants("redis")
-
-
-def _promote(scene: Scene) -> None:
-    scene.stores.replica.ask("REPLICAOF", "NO", "ONE")
 
 
 # What befalls the network

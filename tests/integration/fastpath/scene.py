@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from distlocks.clock import lease_now
 from tests.integration.nemesis.store import ALIAS, GuardedStore
@@ -60,7 +60,8 @@ class TwoStores(GuardedStore):
         return report
 
 
-class Stores(NamedTuple):
+@dataclass
+class Stores:
     """What the fast path is made of, and what stands between it and Redis."""
 
     postgres: PostgresServer
@@ -80,12 +81,19 @@ class Stores(NamedTuple):
             proxy.target = server.host, server.port
             proxy.cut()
 
+    def swap(self) -> None:
+        """The replica, which has been promoted, is the primary from now on, and has a replica."""
+        self.primary, self.replica = self.replica, self.primary
+        self.replica.start()
+        self.replica.replicate(self.primary)
+        self.lead_to(self.primary)
+
     def heal(self) -> None:
         """Everything runs, and the primary is the first one again, with its replica."""
         self.postgres.start()
         for server in (self.primary, self.replica):
             server.start()
-            server.ask("REPLICAOF", "NO", "ONE")
+            server.promote()
             server.ask("FLUSHALL")
         self.replica.replicate(self.primary)
         assert processes.wait_until(self.replica.is_replica_in_sync, PATIENCE, 0.02)
@@ -130,7 +138,10 @@ class Scene:
             found[:] = [since]
             return phase in phases
 
-        assert processes.wait_until(is_there, PATIENCE, 0.02), self.store.authority()
+        assert processes.wait_until(is_there, PATIENCE, 0.02), (
+            self.store.execute("SELECT * FROM distlocks_lockauthority"),
+            self.store.execute(f"SELECT * FROM distlocks_lock WHERE expires_at > {now_us()}"),
+        )
         return found[0]
 
     def await_grants(self, by: str, keys: Iterable[str] = ()) -> None:

@@ -104,7 +104,7 @@ def test_a_server_that_was_left_behind_and_grants_on_is_caught(
     scene = stage(keys=2, runners=0, broken="trusts_any_epoch")
     two = Two(scene)
     two.right_gets_it_and_is_done()
-    scene.stores.replica.ask("REPLICAOF", "NO", "ONE")
+    scene.stores.replica.promote()
     scene.stores.lead_to(scene.stores.replica, scene.stores.right)
     # Somebody who keeps asking, so that the authority moves on.
     scene.rig.start("runner", stores=scene.entries[1], keys=[scene.rig.keys[1]])

@@ -7,9 +7,13 @@ from typing import Any
 from django.test import override_settings
 
 from distlocks import Lease
+from distlocks.backends.fastpath import authority
 from tests.integration.fastpath import controls
 from tests.integration.nemesis.worker import NemesisWorker
 from tests.integration.rig.worker import Worker
+
+# Seconds for which Redis must have been healthy, at the longest, before it grants again.
+LONGEST_PATIENCE = 2.0
 
 
 class FastWorker(NemesisWorker):
@@ -17,6 +21,8 @@ class FastWorker(NemesisWorker):
 
     def __init__(self, name: str, plan: dict[str, Any], orders: int) -> None:
         override_settings(DISTLOCKS=plan["stores"]).enable()
+        # Fault follows upon fault here.
+        authority.LONGEST_PATIENCE = LONGEST_PATIENCE
         if broken := plan.get("broken"):
             getattr(controls, broken)()
         Worker.__init__(self, name, plan, orders)
