@@ -306,16 +306,25 @@ class Authority:
 
     def _begin(self) -> None:
         """Write the first row."""
-        phase, why = CLOSING, "The fast path is used for the first time."
+        phase, why, latest = CLOSING, "The fast path is used for the first time.", 0
         try:
-            if self._servers.look()[1]:
+            _, latest = self._servers.look()
+            if latest:
                 # The row is lost: leases that Redis has granted under it may be alive.
                 phase, why = DRAIN, "The authority's row was lost from the database."
         except BackendUnavailable as error:
             phase, why = DRAIN, f"The fast path began without Redis: {error}"
         terms = self.terms
-        if self._row.create(phase, why, terms.mode_lease, terms.max_ttl, terms.return_after):
-            self._made = 1, phase
+        row = Row(
+            epoch=latest + 1,
+            phase=phase,
+            why=why,
+            mode_lease_us=to_us(terms.mode_lease),
+            max_ttl_us=to_us(terms.max_ttl),
+            patience_us=to_us(terms.return_after),
+        )
+        if self._row.create(row):
+            self._made = row.epoch, phase
 
     def _is_long_enough(self, row: Row) -> bool:
         """Whether whoever drains Redis will wait for our leases too; if not, see to it."""

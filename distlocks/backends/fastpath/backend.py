@@ -87,6 +87,7 @@ class FastPathBackend(BaseBackend):
         self._longest_us = to_us(params.max_ttl)
         self.redis = settings.half(RedisBackend, "redis", settings.redis)
         self.database = settings.half(DatabaseBackend, "database", settings.database)
+        settings.check_database(self.database)
         # Until it is known to have the authority it vouches for nothing.
         self.redis.servers.speak(b"e0")
         self.authority = Authority(

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from django.db import IntegrityError
 
-from ...claims import to_us
 from ...exceptions import BackendUnavailable
 from ...models import LockAuthority, StoreClock
 from ..database.channels import Session
@@ -21,13 +20,13 @@ T = TypeVar("T")
 REDIS, DRAIN, DATABASE, CLOSING = "redis", "drain", "db", "closing"
 
 COLUMNS = (
-    "epoch, phase, since, why, mode_lease, max_ttl, patience, unhealthy_at, pinned, ends_leases"
+    "epoch, phase, why, mode_lease, max_ttl, patience, since, unhealthy_at, pinned, ends_leases"
 )
 READ = "SELECT {columns}, {clock} FROM {t} WHERE name = %(name)s"
 INSERT = """
 INSERT INTO {t} (name, {columns})
-VALUES (%(name)s, 1, %(phase)s, {clock}, %(why)s, %(mode_lease)s, %(max_ttl)s, %(patience)s, 0,
-        %(no)s, %(no)s)
+VALUES (%(name)s, %(epoch)s, %(phase)s, %(why)s, %(mode_lease)s, %(max_ttl)s, %(patience)s,
+        {clock}, 0, %(no)s, %(no)s)
 """
 # Invariant: an epoch and a phase follow only those that the changing process has read.
 CHANGE = """
@@ -70,16 +69,16 @@ class Row(NamedTuple):
 
     epoch: int
     phase: str
-    since_us: int
     why: str
     mode_lease_us: int
     max_ttl_us: int
     patience_us: int
-    unhealthy_us: int
-    pinned: bool
-    ends_leases: bool
+    since_us: int = 0
+    unhealthy_us: int = 0
+    pinned: bool = False
+    ends_leases: bool = False
     # What time it was.
-    now_us: int
+    now_us: int = 0
 
 
 class Taken(NamedTuple):
@@ -114,18 +113,17 @@ class AuthorityRow:
         row = Row(*rows[0])
         return row._replace(pinned=bool(row.pinned), ends_leases=bool(row.ends_leases))
 
-    def create(
-        self, phase: str, why: str, mode_lease: float, max_ttl: float, patience: float
-    ) -> bool:
+    def create(self, row: Row) -> bool:
         """Write the first row, unless another process has; whether it was we who did."""
         try:
             self._execute(
                 INSERT,
-                phase=phase,
-                why=why,
-                mode_lease=to_us(mode_lease),
-                max_ttl=to_us(max_ttl),
-                patience=to_us(patience),
+                epoch=row.epoch,
+                phase=row.phase,
+                why=_fitting(row.why),
+                mode_lease=row.mode_lease_us,
+                max_ttl=row.max_ttl_us,
+                patience=row.patience_us,
                 no=False,
             )
         except BackendUnavailable as error:

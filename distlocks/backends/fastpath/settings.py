@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
+from django.db import connections
 from django.utils.module_loading import import_string
 
 from ...conf import InvalidSetting, Params, aliases, seconds
@@ -15,6 +16,7 @@ from ...keys import MAX_LENGTH
 from ...waiting import DRIFT
 from ..base import BaseBackend
 from ..database import DatabaseBackend
+from ..database.connected import is_in_memory
 from ..redis import RedisBackend
 from .authority import Terms
 
@@ -68,6 +70,16 @@ class Settings:
                 "The fast path relies on it: leave 'incarnation_guard' out of its OPTIONS.",
             )
 
+    def check_database(self, database: DatabaseBackend) -> None:
+        """InvalidSetting if nobody else sees what is in it."""
+        if is_in_memory(connections[database.using]):
+            self._refuse(
+                f"['database'] = {self._options['database']!r} is a database in memory, which "
+                f"neither other processes nor other threads see.",
+                "Take a file; in tests, distlocks.testing.memory_locks takes the place of all "
+                "backends.",
+            )
+
     def half(self, kind: type[Half], name: str, params: Params) -> Half:
         """The backend of an alias, with the keys and the longest lease of the fast path."""
         return kind(self._options[name], params)
@@ -82,7 +94,11 @@ class Settings:
                 f"Name the alias of a {kind.__name__}; only its settings are used.",
             )
         params = conf_params(str(alias))
-        if not issubclass(import_string(params.backend), kind):
+        try:
+            found = import_string(params.backend)
+        except ImportError as error:
+            self._refuse(f"{where}: {error}", f"Name the alias of a {kind.__name__}.")
+        if not (isinstance(found, type) and issubclass(found, kind)):
             self._refuse(f"{where} is a {params.backend}.", f"Name the alias of a {kind.__name__}.")
         return replace(
             params,
