@@ -432,7 +432,9 @@ def test_aliases_that_share_a_table_sweep_it_once() -> None:
     assert output.count("examined 1 rows, cleared 1 expired") == 2
     # One line for each table, and one for the locks in memory.
     told = re.findall(r"^(\w+): examined", output, re.MULTILINE)
-    assert len([alias for alias in told if alias not in REDIS_STORES]) == len(
+    # What a fast path has in a table is swept with its locks in Redis.
+    others = (*REDIS_STORES, *(alias for alias in told if alias.startswith("fastpath")))
+    assert len([alias for alias in told if alias not in others]) == len(
         {"default", "postgres", "mariadb", "memory"}
     )
 

@@ -38,7 +38,7 @@ def one_statement() -> None:
             return seen.pop(key)
 
     dialect: Any = locks["postgres"].dialect  # type: ignore[attr-defined]
-    table, holders = dialect.table, dialect.holders_table
+    table, holders = dialect.table, dialect.tables.holders
     from distlocks.backends.database.postgresql import US
 
     dialect.several = OneStatement(table, holders, US, several_sql.STANDARD)
