@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -18,6 +19,7 @@ from ... import clock
 from ...conf import InvalidSetting, Params, aliases
 from ...conf import params as conf_params
 from ...exceptions import BackendUnavailable
+from ...waiting import busy_delays
 from ..base import BaseBackend
 from .channels import Channel, Session, error_code, unavailable
 from .dialect import Dialect, Tables
@@ -217,12 +219,21 @@ class ConnectedBackend(BaseBackend):
     def _when_not_busy(self, verb: Callable[[], T]) -> T:
         """`verb()`, again while another statement has the row in its hands."""
         give_up = clock.lease_now() + ROW_BUSY_PATIENCE
-        while True:
+        for delay in busy_delays():
             try:
                 return verb()
             except BackendUnavailable as error:
                 if not self.dialect.is_busy(error.__cause__) or clock.lease_now() > give_up:
                     raise
+            time.sleep(delay)
+        raise AssertionError("busy_delays() never ends")
+
+    def do(self, work: Callable[[Session], T], *, persistently: bool = True) -> T:
+        """A piece of work that has nothing to do with a lock; `persistently`, again while another
+        writer is in its way. Raises BackendUnavailable."""
+        if not persistently:
+            return self._run(work)
+        return self._when_not_busy(lambda: self._run(work))
 
     def close(self) -> None:
         # Only what has been made: closing must not open anything.

@@ -29,6 +29,8 @@ logger = logging.getLogger("distlocks")
 PATIENCE = 2.0
 # Seconds between two looks at the row while the authority is changing.
 OFTEN = 0.25
+# Seconds for which the end of an attempt to open Redis is waited for before anything else is done.
+OPENED_WITHIN = 1.0
 # The authority returns to Redis after a longer time of health, up to so many seconds, when it has
 # left it again soon: within so many times the time of health.
 LONGEST_PATIENCE = 600.0
@@ -55,6 +57,17 @@ class Mode(NamedTuple):
         return self.row.phase
 
 
+class Finding(NamedTuple):
+    """How Redis was found when it was looked at."""
+
+    # On the lease clock, before the look.
+    at: float
+    # What was wrong; or ''.
+    ailment: str
+    # How far its clock is ahead of the lease clock, in seconds.
+    ahead: float = 0.0
+
+
 class Terms(NamedTuple):
     """What was agreed on, in seconds; drift is a share."""
 
@@ -76,7 +89,8 @@ class Authority:
     """The authority over the locks of one fast path, in this process.
 
     The row is read, and changed, by a thread of its own, when somebody asks and half of the mode
-    lease is over; so a database that hangs stalls nobody before the mode lease has ended.
+    lease is over; so a database that hangs stalls nobody before the mode lease has ended. What has
+    to be asked of Redis meanwhile, another thread asks: while it hangs, the database grants.
     """
 
     def __init__(
@@ -98,6 +112,7 @@ class Authority:
         # Called with what is new, and whether this process has brought it about.
         self._changed = changed
         self._jobs = JobThreads(f"distlocks-authority-{alias}")
+        self._redis_jobs = JobThreads(f"distlocks-authority-{alias}-redis")
         self._condition = threading.Condition()
         self._mode: Mode | None = None
         self._due = 0.0
@@ -108,9 +123,17 @@ class Authority:
         # Redis is to lose the authority, and why.
         self._failures = 0
         self._accusation: tuple[int, str] | None = None
-        # Since when Redis has been found healthy, and what was wrong with it last.
+        # How Redis was found last, whether it is being asked now, and since when it has been
+        # healthy each time; what keeps the authority from returning there.
+        self._finding: Finding | None = None
+        self._is_asked = False
         self._healthy_since: float | None = None
         self._ailment = ""
+        # The epoch for which Redis is being opened; and, once it is known, the later epoch that it
+        # has seen (0 if none), or what has gone wrong.
+        self._opening = 0
+        self._opened: int | BackendUnavailable | None = None
+        # The last change that was made here.
         self._made: tuple[int, str] | None = None
 
     # What every request asks
@@ -224,7 +247,7 @@ class Authority:
         waiting for long leases of the database to be released: they are no longer extended."""
 
         def unpin(row: Row) -> bool:
-            if end_leases and row.phase in (DATABASE, CLOSING) and self._is_healthy(row):
+            if end_leases and row.phase in (DATABASE, CLOSING) and not self._find().ailment:
                 return self._change(row, CLOSING, why, pinned=False, ends_leases=True)
             return self._row.pin(row, False, 0, why)
 
@@ -235,6 +258,10 @@ class Authority:
         with self._condition:
             number = self._look_soon()
             self._condition.wait_for(lambda: self._done >= number, PATIENCE)
+            # What is asked of Redis on the way is a part of it.
+            self._condition.wait_for(
+                lambda: not self._is_asked and self._done == self._asked, PATIENCE
+            )
             if self._done >= number and self._failure is not None:
                 raise self._failure
         return self.awaited()
@@ -252,9 +279,10 @@ class Authority:
 
     def close(self) -> None:
         """End the thread; a later look begins another."""
-        # It may hang with the database.
-        self._jobs.join(PATIENCE)
-        self._jobs.close(wait=False)
+        # They may hang with their stores.
+        for jobs in (self._redis_jobs, self._jobs):
+            jobs.join(PATIENCE)
+            jobs.close(wait=False)
 
     # Looking at the row
 
@@ -352,7 +380,9 @@ class Authority:
                 self._condition.notify_all()
         if is_new:
             self._healthy_since = None
-            self._tell(before, row)
+            # Each attempt to open Redis has an epoch, and is no change of who grants.
+            if before is None or before.phase != row.phase or row.phase == REDIS:
+                self._tell(before, row)
         return mode
 
     def _tell(self, before: Mode | None, row: Row) -> None:
@@ -380,6 +410,7 @@ class Authority:
         patience_us: int | None = None,
         pinned: bool | None = None,
         ends_leases: bool = False,
+        terms: tuple[float, float] | None = None,
     ) -> bool:
         epoch = row.epoch + 1 if epoch is None else epoch
         changed = self._row.change(
@@ -390,6 +421,7 @@ class Authority:
             patience_us=patience_us,
             pinned=pinned,
             ends_leases=ends_leases,
+            terms=terms,
         )
         if changed:
             self._made = epoch, phase
@@ -405,7 +437,7 @@ class Authority:
         if row.phase == DRAIN:
             return self._drained(mode)
         if row.phase == DATABASE:
-            return self._leave_database(row)
+            return self._leave_database(mode)
         return self._closed(mode)
 
     def _leave_redis(self, row: Row) -> bool:
@@ -432,8 +464,9 @@ class Authority:
         )
         return True
 
-    def _leave_database(self, row: Row) -> bool:
-        if row.pinned or not self._is_healthy(row):
+    def _leave_database(self, mode: Mode) -> bool:
+        row = mode.row
+        if row.pinned or not self._is_healthy(mode):
             return False
         quiet_us = row.now_us - max(row.since_us, row.unhealthy_us)
         now = clock.lease_now()
@@ -457,24 +490,58 @@ class Authority:
             self._healthy_since = now
         return self._healthy_since
 
-    def _is_healthy(self, row: Row) -> bool:
-        before = clock.lease_now()
-        try:
-            ahead, _ = self._servers.look()
-        except BackendUnavailable as error:
-            self._ailment = str(error)
-        else:
-            apart = ahead - (row.now_us / MICROSECOND - before)
-            if abs(apart) <= self.terms.skew:
-                self._ailment = ""
-                return True
+    def _is_healthy(self, mode: Mode) -> bool:
+        """Whether Redis was healthy when it was looked at last, which was not long ago."""
+        finding, now = self._finding, clock.lease_now()
+        if not self._is_asked and (
+            finding is None or now - finding.at >= self.terms.mode_lease / 2
+        ):
+            self._ask_redis(self._look_at_redis)
+        if finding is None or (now - finding.at >= self.terms.mode_lease and not finding.ailment):
+            return False
+        self._ailment = finding.ailment
+        apart = finding.ahead - (mode.row.now_us / MICROSECOND - mode.read_at)
+        if not self._ailment and abs(apart) > self.terms.skew:
             self._ailment = (
                 f"The clocks of Redis and the database are {abs(apart):.1f} s apart, more than "
                 f"'skew' allows."
             )
+        if not self._ailment:
+            return True
         self._healthy_since = None
-        self._row.note_unhealthy(row)
+        self._row.note_unhealthy(mode.row)
         return False
+
+    def _ask_redis(self, act: Callable[[], object]) -> threading.Event:
+        """Have it done beside us; what is set once it is over."""
+        over = threading.Event()
+        self._is_asked = True
+
+        def job() -> None:
+            try:
+                act()
+            finally:
+                self._is_asked = False
+                over.set()
+                with self._condition:
+                    self._condition.notify_all()
+
+        self._redis_jobs.put(job)
+        return over
+
+    def _look_at_redis(self) -> None:
+        self._finding = self._find()
+        with self._condition:
+            self._look_soon()
+
+    def _find(self) -> Finding:
+        """How Redis is now."""
+        at = clock.lease_now()
+        try:
+            ahead, _ = self._servers.look()
+        except BackendUnavailable as error:
+            return Finding(at, str(error))
+        return Finding(at, "", ahead)
 
     def _closed(self, mode: Mode) -> bool:
         row = mode.row
@@ -501,33 +568,45 @@ class Authority:
         )
 
     def _open(self, row: Row) -> bool:
+        if self._opening == row.epoch:
+            return self._opened is not None and self._commit(row, self._opened)
+        if self._is_asked:
+            return False
         # Each attempt has an epoch of its own: what is left of another cannot open this one.
+        epoch = row.epoch + 1
         if not self._change(row, CLOSING, row.why, ends_leases=row.ends_leases):
             return True
-        row = row._replace(epoch=row.epoch + 1)
-        try:
-            highest = max(self._row.highest_token(), row.now_us)
-            later = self._servers.open(row.epoch, highest)
-        except BackendUnavailable as error:
+        self._opening, self._opened = epoch, None
+        highest = max(self._row.highest_token(), row.now_us)
+
+        def act() -> None:
+            try:
+                self._opened = self._servers.open(epoch, highest)
+            except BackendUnavailable as error:
+                self._opened = error
+
+        # It takes a moment as a rule, and nobody is granted anything meanwhile.
+        self._ask_redis(act).wait(OPENED_WITHIN)
+        return True
+
+    def _commit(self, row: Row, opened: int | BackendUnavailable) -> bool:
+        """The attempt to open Redis for this epoch is over."""
+        if isinstance(opened, BackendUnavailable):
             self._change(
                 row,
                 DATABASE,
-                f"Redis could not be opened: {error}",
+                f"Redis could not be opened: {opened}",
                 patience_us=self._more_patience(row),
             )
-            self._row.note_unhealthy(row)
-            return True
-        if later:
+            self._row.note_unhealthy(row._replace(epoch=row.epoch + 1))
+        elif opened:
             # The row has been put back to what it was: leases under the later epochs may be alive.
-            why = f"Redis has seen epoch {later} already: the database has lost changes."
-            self._change(row, DRAIN, why, epoch=later + 1)
-            return True
-        # Nobody has a lease: who needs longer than we do says so before the next.
-        terms = self.terms
-        agreed = row._replace(
-            mode_lease_us=to_us(terms.mode_lease), max_ttl_us=to_us(terms.max_ttl)
-        )
-        self._change(agreed, REDIS, row.why, epoch=row.epoch)
+            why = f"Redis has seen epoch {opened} already: the database has lost changes."
+            self._change(row, DRAIN, why, epoch=opened + 1)
+        else:
+            # Nobody has a lease: who needs longer ones than we do says so before its first.
+            terms = self.terms.mode_lease, self.terms.max_ttl
+            self._change(row, REDIS, row.why, epoch=row.epoch, terms=terms)
         return True
 
 

@@ -27,6 +27,7 @@ from ..database import DatabaseBackend
 from ..offload import offload
 from ..redis import RedisBackend
 from ..redis.backend import NotOpen
+from ..redis.links import TooManyConnections
 from .authority import OFTEN, Authority, Mode
 from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
 from .servers import Servers
@@ -91,7 +92,7 @@ class FastPathBackend(BaseBackend):
         # Until it is known to have the authority it vouches for nothing.
         self.redis.servers.speak(b"e0")
         self.authority = Authority(
-            AuthorityRow(settings.name, self.prefix, self.database._run),
+            AuthorityRow(settings.name, self.prefix, self.database),
             Servers(self.redis),
             settings.terms,
             alias=alias,
@@ -166,8 +167,8 @@ class FastPathBackend(BaseBackend):
         )
 
     def _failed(self, mode: Mode, error: BackendUnavailable) -> None:
-        # Without a cause it is of our own making: no connection is left, for instance.
-        if error.__cause__ is not None:
+        # That no connection is left says nothing about the server.
+        if not isinstance(error, TooManyConnections):
             self.authority.failed(mode, error)
 
     def _of_database(self, answer: Grant | Denial) -> Grant | Denial:
@@ -182,7 +183,7 @@ class FastPathBackend(BaseBackend):
             left = mode.seen_at + terms.drained_after(row) - clock.lease_now()
             reason = (
                 f"The database takes over from Redis in {max(left, 0.0):.1f} s at the latest, when "
-                f"all leases from there have ended ({row.why})"
+                f"all leases from there have ended ({_part(row.why)})."
             )
         else:
             left = mode.seen_at + row.max_ttl_us / MICROSECOND - clock.lease_now()
@@ -272,20 +273,20 @@ class FastPathBackend(BaseBackend):
         row = mode.row
         if extensions[0].grant.store:
             if row.phase == CLOSING and row.ends_leases:
-                return _ending(extensions, f"the authority returns to Redis: {row.why}")
+                return _ending(extensions, f"the authority returns to Redis: {_part(row.why)}")
             return self.database.extend(extensions)
         if row.phase != REDIS:
-            return _ending(extensions, f"the database takes over from Redis: {row.why}")
+            return _ending(extensions, f"the database takes over from Redis: {_part(row.why)}")
         try:
             extended = self.redis.extend(extensions)
         except BackendUnavailable as error:
             self._failed(mode, error)
             raise
-        if extended.ending:
-            self.authority.accuse(mode, f"{FORGOTTEN}.")
-        else:
+        if not extended.ending:
             self.authority.succeeded()
-        return extended
+            return extended
+        self.authority.accuse(mode, f"{FORGOTTEN}.")
+        return replace(extended, ending=dict.fromkeys(extended.ending, FORGOTTEN))
 
     # Looking and clearing up
 
@@ -385,6 +386,11 @@ class FastPathBackend(BaseBackend):
         self.authority.close()
         self.redis.close()
         self.database.close()
+
+
+def _part(why: str) -> str:
+    """A reason, as part of another sentence."""
+    return why.rstrip(".")
 
 
 def _ending(extensions: Sequence[Extension], why: str) -> Extended:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def check_settings(backend: FastPathBackend) -> list[CheckMessage]:
     """Whether others use the same keys in the same table, and would not be excluded by Redis."""
-    halves = set()
+    halves = []
     for entry in aliases().values():
         options = entry.get("OPTIONS", {}) if isinstance(entry, Mapping) else {}
-        halves |= {options.get("redis"), options.get("database")}
+        halves += [options.get("redis"), options.get("database")]
     messages: list[CheckMessage] = []
     for alias in locks_of_table(backend):
         if alias not in halves:
@@ -47,7 +47,11 @@ def locks_of_table(backend: FastPathBackend) -> Iterator[str]:
         if alias == backend.alias or not isinstance(entry, Mapping):
             continue
         params = conf_params(alias)
-        found = import_string(params.backend)
+        try:
+            found = import_string(params.backend)
+        except ImportError:
+            # Its own check says so.
+            continue
         if not (isinstance(found, type) and issubclass(found, DatabaseBackend)):
             continue
         one, other = params.key_prefix, backend.prefix

@@ -6,16 +6,18 @@ and phase, so of several processes that want to change what they have read, one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import IntegrityError
 
+from ...claims import to_us
 from ...exceptions import BackendUnavailable
 from ...models import LockAuthority, StoreClock
 from ..database.channels import Session
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ..database import DatabaseBackend
 
 REDIS, DRAIN, DATABASE, CLOSING = "redis", "drain", "db", "closing"
 
@@ -31,10 +33,11 @@ VALUES (%(name)s, %(epoch)s, %(phase)s, %(why)s, %(mode_lease)s, %(max_ttl)s, %(
 # Invariant: an epoch and a phase follow only those that the changing process has read.
 CHANGE = """
 UPDATE {t} SET epoch = %(new_epoch)s, phase = %(new_phase)s, since = {clock}, why = %(why)s,
-               mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s, patience = %(patience)s,
-               pinned = %(pinned)s, ends_leases = %(ends_leases)s
+               patience = %(patience)s, pinned = %(pinned)s, ends_leases = %(ends_leases)s{terms}
 WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
 """
+# Only when nobody has a lease: who needs longer ones says so before its first.
+NEW_TERMS = ", mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s"
 # Invariant: whoever waits for leases to end waits for the longest that any process may have got.
 LENGTHEN = """
 UPDATE {t} SET mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s
@@ -91,19 +94,13 @@ class Taken(NamedTuple):
     key: str = ""
 
 
-class Run(Protocol):
-    """Does a piece of work over a connection of the database backend's."""
-
-    def __call__(self, work: Callable[[Session], T], /) -> T: ...
-
-
 class AuthorityRow:
     """The row of one name, and the locks that begin with `prefix`."""
 
-    def __init__(self, name: str, prefix: str, run: Run) -> None:
+    def __init__(self, name: str, prefix: str, database: DatabaseBackend) -> None:
         self.name = name
         self._prefix = prefix
-        self._run = run
+        self._database = database
 
     def read(self) -> Row | None:
         """The row as it is now; None if there is none."""
@@ -142,18 +139,20 @@ class AuthorityRow:
         patience_us: int | None = None,
         pinned: bool | None = None,
         ends_leases: bool = False,
+        terms: tuple[float, float] | None = None,
     ) -> bool:
         """Change from the epoch and phase of `row` to another phase, in the next epoch or the given
-        one; whether it was we who did. False also if the answer was lost: read again.
+        one; whether it was we who did. False also if the answer was lost: read again. `terms` are
+        new ones: mode lease and longest lease.
         """
+        new = dict(zip(("mode_lease", "max_ttl"), map(to_us, terms or ()), strict=False))
         return self._change(
-            CHANGE,
+            CHANGE.replace("{terms}", NEW_TERMS if terms else ""),
             row,
+            **new,
             new_epoch=row.epoch + 1 if epoch is None else epoch,
             new_phase=phase,
             why=_fitting(why),
-            mode_lease=row.mode_lease_us,
-            max_ttl=row.max_ttl_us,
             patience=row.patience_us if patience_us is None else patience_us,
             pinned=row.pinned if pinned is None else pinned,
             ends_leases=ends_leases,
@@ -175,8 +174,16 @@ class AuthorityRow:
         return self._change(PIN, row, pinned=pinned, patience=patience_us, why=_fitting(why))
 
     def note_unhealthy(self, row: Row) -> None:
-        """Leave word that Redis was not healthy just now, for whoever thinks that it is."""
-        self._change(UNHEALTHY, row)
+        """Leave word that Redis was not healthy just now, for whoever thinks that it is.
+
+        Tried once: it is said again soon, and nobody is to wait for a writer that is in the way.
+        """
+        params = {"name": self.name, "epoch": row.epoch}
+        with suppress(BackendUnavailable):
+            self._database.do(
+                lambda session: session.count(self._text(session, UNHEALTHY), params),
+                persistently=False,
+            )
 
     def taken(self, row: Row, skew_us: int) -> Taken:
         """What is taken in the table now, or was until `skew_us` ago."""
@@ -194,13 +201,15 @@ class AuthorityRow:
         return {"prefix": self._prefix, "after": self._prefix + LAST}
 
     def _execute(self, sql: str, **params: Any) -> list[tuple[Any, ...]]:
-        return self._run(
+        return self._database.do(
             lambda session: session.execute(self._text(session, sql), {"name": self.name, **params})
         )
 
     def _change(self, sql: str, row: Row, **params: Any) -> bool:
         params = {"name": self.name, "epoch": row.epoch, "phase": row.phase, **params}
-        return self._run(lambda session: session.count(self._text(session, sql), params) == 1)
+        return self._database.do(
+            lambda session: session.count(self._text(session, sql), params) == 1
+        )
 
     @staticmethod
     def _text(session: Session, sql: str) -> str:

@@ -18,6 +18,7 @@ from ..base import BaseBackend
 from ..database import DatabaseBackend
 from ..database.connected import is_in_memory
 from ..redis import RedisBackend
+from ..redis.settings import is_namespace
 from .authority import Terms
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ NAMES = ("redis", "database", "namespace", "mode_lease", "drift", "skew", "retur
 # Seconds. A shorter mode lease than this is over before a busy process has read the next one.
 LEAST_MODE_LEASE = 0.5
 # With a KEY_PREFIX it is the name of the authority's row.
-LONGEST_NAMESPACE = MAX_LENGTH - 1
+LONGEST_NAMESPACE = MAX_LENGTH - 2
 
 Half = TypeVar("Half", bound=BaseBackend)
 
@@ -53,14 +54,15 @@ class Settings:
         namespace = self._options.get(
             "namespace", f"{redis.options.get('namespace', 'distlocks')}.fast"
         )
-        if not isinstance(namespace, str) or len(namespace) > LONGEST_NAMESPACE:
+        if not is_namespace(namespace) or len(namespace) > LONGEST_NAMESPACE:
             self._refuse(
-                f"['namespace'] = {namespace!r} must be a str of at most {LONGEST_NAMESPACE} "
-                f"characters.",
+                f"['namespace'] = {namespace!r} must be printable text without braces, of at most "
+                f"{LONGEST_NAMESPACE} characters.",
                 "Leave it out for the default.",
             )
         prefix = self._params.key_prefix
-        self.name = f"{namespace}:{prefix}" if prefix else namespace
+        # A namespace has no brace: no two fast paths have one row and different names in Redis.
+        self.name = f"{namespace}{{{prefix}}}" if prefix else namespace
         if prefix:
             namespace += f".{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
         self.redis = replace(redis, options={**redis.options, "namespace": namespace})

@@ -124,6 +124,12 @@ class Link:
             self._connection.disconnect()
 
 
+class TooManyConnections(BackendUnavailable):
+    """All connections of this process are in use."""
+
+    in_doubt = False
+
+
 class Links:
     """The open connections of one backend in this process: some in use, the others at hand."""
 
@@ -163,11 +169,9 @@ class Links:
                 if self._close_an_idle_one():
                     continue
                 if not self._freed.wait(give_up - time.monotonic()):
-                    raise _not_done(
-                        BackendUnavailable(
-                            f"All {self.limit} connections of the lock backend {self._alias!r} "
-                            f"are in use: raise 'max_connections' in its OPTIONS."
-                        )
+                    raise TooManyConnections(
+                        f"All {self.limit} connections of the lock backend {self._alias!r} are in "
+                        f"use: raise 'max_connections' in its OPTIONS."
                     )
             self._open += 1
             generation = self._generation

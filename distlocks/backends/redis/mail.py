@@ -101,7 +101,7 @@ class ThreadsMailbox(Mailbox):
                         ticket.wait(until)
                         continue
                     try:
-                        self._read(owner_id, until)
+                        self._read(owner_id, until, failures)
                     finally:
                         self._reading.release()
             return failures == self._failures
@@ -111,12 +111,16 @@ class ThreadsMailbox(Mailbox):
             if self.wakeups and not self._reading.locked():
                 self.wakeups.wake_first()
 
-    def _read(self, owner_id: str, until: float) -> None:
-        """Read what comes until it is for this owner."""
+    def _read(self, owner_id: str, until: float, failures: int) -> None:
+        """Read what comes until it is for this owner, or everybody is to look for themselves."""
         link: Link | None = None
         try:
             link = self._links.take(self._where())
-            while not self.has_called(owner_id) and clock.lease_now() < until:
+            while (
+                not self.has_called(owner_id)
+                and clock.lease_now() < until
+                and failures == self._failures
+            ):
                 request, patience = self._request(until)
                 self._take_in(link.ask(request, patience))
             self._links.give(link)

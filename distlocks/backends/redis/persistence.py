@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, NoReturn, Self
 
+import redis
 from redis import AuthenticationError
 
 from ... import clock
@@ -15,6 +16,9 @@ from .links import Link, Links
 from .place import UNREACHABLE, Address, Place
 from .wire import Reply, ReplyError, pack
 
+# Who has not answered for as long as one waits is not asked again: in a read, and in what opens a
+# connection.
+TIMED_OUT = (TimeoutError, redis.TimeoutError)
 # Seconds for which a request is sent again, at the longest, while another server takes over.
 FAILOVER_PATIENCE = 1.0
 # What a server answers that is not, or no longer, the one to ask.
@@ -145,7 +149,7 @@ class Persistence:
                 )
                 if once and in_doubt:
                     may_pass = False
-                if not may_pass or late or tries > 20 or isinstance(failure, TimeoutError):
+                if not may_pass or late or tries > 20 or isinstance(failure, TIMED_OUT):
                     self._fail(failure, in_doubt)
                 if isinstance(failure, ReplyError) or tries > 1:
                     yield from self._pause(failure, tries)

@@ -161,17 +161,12 @@ class Settings:
 
     def _namespace(self) -> str:
         namespace = self.options.get("namespace", "distlocks")
-        if (
-            not isinstance(namespace, str)
-            or not namespace
-            or not namespace.isprintable()
-            or set(namespace) & set("{}")
-        ):
+        if not is_namespace(namespace):
             self.refuse(
                 f"['namespace'] = {namespace!r} must be printable text without braces.",
                 "All names in Redis begin with it; the default is 'distlocks'.",
             )
-        return namespace
+        return str(namespace)
 
     def _number(self, name: str, default: Any, least: int) -> Any:
         value = self.options.get(name, default)
@@ -197,6 +192,16 @@ class Settings:
         """Raise InvalidSetting."""
         separator = "" if problem.startswith("[") else " "
         raise InvalidSetting(18, f"{self.where}{separator}{problem}", hint)
+
+
+def is_namespace(namespace: object) -> bool:
+    """Whether names in Redis may begin with it."""
+    return (
+        isinstance(namespace, str)
+        and bool(namespace)
+        and namespace.isprintable()
+        and not set(namespace) & set("{}")
+    )
 
 
 def client_of(settings: Settings, alias: Any) -> Any:
