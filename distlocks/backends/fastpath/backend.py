@@ -28,7 +28,8 @@ from ..offload import offload
 from ..redis import RedisBackend
 from ..redis.backend import NotOpen
 from ..redis.links import TooManyConnections
-from .authority import OFTEN, Authority, Mode
+from .authority import Authority
+from .changes import OFTEN, Mode
 from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
 from .servers import Servers
 from .settings import NAMES, Settings

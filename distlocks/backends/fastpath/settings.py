@@ -19,7 +19,7 @@ from ..database import DatabaseBackend
 from ..database.connected import is_in_memory
 from ..redis import RedisBackend
 from ..redis.settings import is_namespace
-from .authority import Terms
+from .changes import Terms
 
 if TYPE_CHECKING:
     from .backend import FastPathBackend

@@ -13,7 +13,7 @@ from ...handler import locks
 
 if TYPE_CHECKING:
     from ...backends.fastpath import FastPathBackend
-    from ...backends.fastpath.authority import Mode
+    from ...backends.fastpath.changes import Mode
 
 # Seconds between two looks while a change is followed.
 PAUSE = 0.5

@@ -224,7 +224,7 @@ def test_an_open_that_fails_gives_the_authority_back(
         raise BackendUnavailable("Nothing was heard.") from ConnectionResetError()
 
     with monkeypatch.context() as patched:
-        patched.setattr(fallen.backend.authority._servers, "open", fails)
+        patched.setattr(fallen.backend.authority._changes._servers, "open", fails)
         epoch = fallen.row.epoch
         fallen.backend.authority.resume(WHY, end_leases=False)
         row = fallen.row
@@ -260,7 +260,7 @@ def test_who_cannot_reach_redis_keeps_everybody_from_returning(scene: Scene) -> 
         here = scene.backend.authority
         here.look()
         # It has found Redis healthy for long.
-        here._healthy_since = clock.lease_now() - 60
+        here._changes._healthy_since = clock.lease_now() - 60
         for _ in range(2):
             assert here.look().phase == "db"
         # Nobody has had trouble for long.
@@ -274,14 +274,14 @@ def test_clocks_that_are_apart_keep_the_authority_in_the_database(
 ) -> None:
     scene.begin()
     backend = scene.add()
-    look = backend.authority._servers.look
+    look = backend.authority._changes._servers.look
 
     def ahead() -> tuple[float, int]:
         shift, epoch = look()
         return shift + 10, epoch
 
     with monkeypatch.context() as patched:
-        patched.setattr(backend.authority._servers, "look", ahead)
+        patched.setattr(backend.authority._changes._servers, "look", ahead)
         for _ in range(3):
             assert backend.authority.look().phase == "db"
         assert "clocks of Redis and the database are 10.0 s apart" in backend.authority.ailment

@@ -3,7 +3,8 @@
 from typing import Any
 
 from distlocks.backends.fastpath import FastPathBackend
-from distlocks.backends.fastpath.authority import Authority, Mode, Terms
+from distlocks.backends.fastpath.authority import Authority
+from distlocks.backends.fastpath.changes import Mode, Terms
 from distlocks.backends.redis.backend import NotOpen
 from distlocks.claims import Denial, Grant, Request
 from distlocks.exceptions import BackendUnavailable

@@ -7,7 +7,7 @@ from typing import Any
 from django.test import override_settings
 
 from distlocks import Lease
-from distlocks.backends.fastpath import authority
+from distlocks.backends.fastpath import changes
 from tests.integration.fastpath import controls
 from tests.integration.nemesis.worker import NemesisWorker
 from tests.integration.rig.worker import Worker
@@ -22,7 +22,7 @@ class FastWorker(NemesisWorker):
     def __init__(self, name: str, plan: dict[str, Any], orders: int) -> None:
         override_settings(DISTLOCKS=plan["stores"]).enable()
         # Fault follows upon fault here.
-        authority.LONGEST_PATIENCE = LONGEST_PATIENCE
+        changes.LONGEST_PATIENCE = LONGEST_PATIENCE
         if broken := plan.get("broken"):
             getattr(controls, broken)()
         Worker.__init__(self, name, plan, orders)
