@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ... import clock
 from ...claims import MICROSECOND, to_us
@@ -342,28 +342,11 @@ class Changes:
         return True
 
     def _change(
-        self,
-        row: Row,
-        phase: str,
-        why: str,
-        *,
-        epoch: int | None = None,
-        patience_us: int | None = None,
-        pinned: bool | None = None,
-        ends_leases: bool = False,
-        terms: tuple[float, float] | None = None,
+        self, row: Row, phase: str, why: str, *, epoch: int | None = None, **more: Any
     ) -> bool:
+        """See AuthorityRow.change()."""
         epoch = row.epoch + 1 if epoch is None else epoch
-        changed = self._row.change(
-            row,
-            phase,
-            why,
-            epoch=epoch,
-            patience_us=patience_us,
-            pinned=pinned,
-            ends_leases=ends_leases,
-            terms=terms,
-        )
+        changed = self._row.change(row, phase, why, epoch=epoch, **more)
         if changed:
             self.made = epoch, phase
         return changed

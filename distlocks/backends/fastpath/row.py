@@ -135,22 +135,21 @@ class AuthorityRow:
         phase: str,
         why: str,
         *,
-        epoch: int | None = None,
+        epoch: int,
         patience_us: int | None = None,
         pinned: bool | None = None,
         ends_leases: bool = False,
         terms: tuple[float, float] | None = None,
     ) -> bool:
-        """Change from the epoch and phase of `row` to another phase, in the next epoch or the given
-        one; whether it was we who did. False also if the answer was lost: read again. `terms` are
-        new ones: mode lease and longest lease.
+        """Change from the epoch and phase of `row` to others; whether it was we who did. False also
+        if the answer was lost: read again. `terms` are new ones: mode lease and longest lease.
         """
         new = dict(zip(("mode_lease", "max_ttl"), map(to_us, terms or ()), strict=False))
         return self._change(
             CHANGE.replace("{terms}", NEW_TERMS if terms else ""),
             row,
             **new,
-            new_epoch=row.epoch + 1 if epoch is None else epoch,
+            new_epoch=epoch,
             new_phase=phase,
             why=_fitting(why),
             patience=row.patience_us if patience_us is None else patience_us,

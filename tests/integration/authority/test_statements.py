@@ -287,7 +287,7 @@ def change_while(
     alone = table.waiting()
 
     def change() -> Taken:
-        assert row.change(before, "closing", "It is well.")
+        assert row.change(before, "closing", "It is well.", epoch=before.epoch + 1)
         return row.taken(before, 0)
 
     changing = start(change)
@@ -398,7 +398,9 @@ def _changed(row: AuthorityRow) -> bool:
     before = row.read()
     assert before is not None
     try:
-        return before.phase == "closing" or row.change(before, "closing", "It is well.")
+        return before.phase == "closing" or row.change(
+            before, "closing", "It is well.", epoch=before.epoch + 1
+        )
     except BackendUnavailable:
         # The writers of SQLite come one at a time.
         return False
