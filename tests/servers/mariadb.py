@@ -48,6 +48,8 @@ class MariaDBServer(Server):
             str(self.program),
             "--no-defaults",  # first: it must not read the machine's own configuration
             f"--datadir={self.data}",
+            # As it starts, it removes what looks like a temporary table.
+            f"--tmpdir={self.folder}",
             f"--socket={self.folder / 'server.sock'}",
             f"--pid-file={self.folder / 'server.pid'}",
             f"--port={self.port}",
@@ -102,6 +104,8 @@ class MariaDBServer(Server):
                     self._install_db(),
                     "--no-defaults",
                     f"--datadir={folder / 'data'}",
+                    # Two that begin at once would find each other's in the system's folder.
+                    f"--tmpdir={folder}",
                     "--auth-root-authentication-method=normal",
                     "--skip-test-db",
                     "--skip-name-resolve",

@@ -146,11 +146,16 @@ class ConnectedBackend(BaseBackend):
                 f"{where} is no alias of DISTLOCKS with a BACKEND.",
                 "Name the alias of a Redis backend: who waits is woken through its servers.",
             )
-        backend = import_string(path)
-        if not issubclass(backend, RedisBackend):
+        try:
+            backend = import_string(path)
+        except ImportError as error:
+            raise InvalidSetting(
+                22, f"{where}: {error}.", "Name the alias of a Redis backend."
+            ) from error
+        if not (isinstance(backend, type) and issubclass(backend, RedisBackend)):
             raise InvalidSetting(
                 22,
-                f"{where} is a {backend.__name__}, which cannot wake others.",
+                f"{where} is {path!r}, which cannot wake others.",
                 "Name the alias of a Redis backend.",
             )
         redis: RedisBackend = backend(alias, conf_params(alias))

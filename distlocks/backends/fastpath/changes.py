@@ -126,8 +126,11 @@ class Changes:
         return self._row.pin(row, True, row.patience_us, why)
 
     def resume(self, row: Row, why: str, *, end_leases: bool) -> bool:
-        """Let the authority return to Redis; False if it has changed."""
-        if end_leases and row.phase in (DATABASE, CLOSING) and not self._find().ailment:
+        """Let the authority return to Redis; False if it has changed. BackendUnavailable if leases
+        would be ended for a return that cannot be."""
+        if end_leases and row.phase in (DATABASE, CLOSING):
+            if ailment := self._find().ailment:
+                raise BackendUnavailable(f"Redis is not well, and no lease is ended: {ailment}")
             return self._change(row, CLOSING, why, pinned=False, ends_leases=True)
         return self._row.pin(row, False, 0, why)
 

@@ -16,8 +16,9 @@ from .place import UNREACHABLE, Address, Place
 from .scripts import Script
 from .wire import Reply, ReplyError, pack, packed
 
-# Scripts whose work must not be lost with the server, if min_replicas is set.
-REPLICATED = ("acquire", "extend")
+# Scripts whose work must not be lost with the server, if min_replicas is set; and by which is found
+# out whether that can be.
+REPLICATED = ("acquire", "extend", "mark")
 
 
 class Servers:

@@ -83,6 +83,17 @@ def test_a_long_lease_of_the_database_keeps_the_authority_and_is_named(
     assert said.splitlines()[-1].startswith(f"{FAST}: Redis grants")
 
 
+def test_no_lease_is_ended_for_a_return_that_cannot_be(scene: Scene, key: str) -> None:
+    scene.begin(pinned=True)
+    scene.add()
+    lease = scene.hold(key, renew=True)
+    scene.server.kill()
+    with pytest.raises(CommandError, match=r"Redis is not well, and no lease is ended: .*answer"):
+        command(back=True, end_leases=True, interactive=False)
+    assert (scene.row.phase, scene.row.pinned) == ("db", True)
+    lease.extend()
+
+
 def test_leases_are_ended_only_with_the_return(fast: Scene) -> None:
     with pytest.raises(CommandError, match="goes with --return"):
         command(end_leases=True)

@@ -131,6 +131,11 @@ def test_a_redis_that_has_lost_its_replicas_is_left(scene: Scene, key: str) -> N
             scene.hold(key)
     scene.backend.authority.look()
     assert scene.row.phase == "drain"
+    # Nor is it returned to.
+    scene.reaches("db")
+    eventually(lambda: scene.backend.authority.look() and scene.backend.authority.ailment)
+    assert "0 of 1 replicas" in scene.backend.authority.ailment
+    assert scene.row.phase == "db"
 
 
 def test_who_waits_in_redis_is_served_by_the_database(fast: Scene, start: Start, key: str) -> None:
