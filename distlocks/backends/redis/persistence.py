@@ -228,7 +228,7 @@ class Persistence:
             return failure
         error = BackendUnavailable(
             f"Redis at {self._place} (lock backend {self._alias!r}) does not answer: "
-            f"{str(failure) or type(failure).__name__}."
+            f"{str(failure).rstrip('.') or type(failure).__name__}."
         )
         error.in_doubt = False
         return error

@@ -204,7 +204,7 @@ def test_a_return_is_not_begun_while_redis_cannot_be_reached(
     fallen: Scene, warnings: Callable[[], list[str]], key: str
 ) -> None:
     fallen.server.kill()
-    fallen.backend.authority.resume(WHY, end_leases=True)
+    fallen.backend.authority.resume(WHY, end_leases=False)
     for _ in range(3):
         assert fallen.backend.authority.look().phase == "db"
     assert "does not answer" in fallen.backend.authority.ailment

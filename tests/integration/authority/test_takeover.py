@@ -124,8 +124,11 @@ def test_a_failure_between_answers_takes_nothing(
 
 def test_a_redis_that_has_lost_its_replicas_is_left(scene: Scene, key: str) -> None:
     """It answers, and grants nothing."""
+    scene.add("contented")
+    scene.lock(key, timeout=0, alias="contented").acquire().release()
     quick = {"socket_timeout": 0.4, "socket_connect_timeout": 0.4}
-    scene.add(redis={"min_replicas": 1, "connection": quick})
+    url = scene.server.url
+    scene.add(redis={"url": url, "min_replicas": 1, "connection": quick})
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match="0 of 1 replicas"):
             scene.hold(key)
