@@ -368,6 +368,11 @@ class _Acquisition:
         if (now >= self.give_up and not denial.queued) or not denial.can_wait:
             raise self._timed_out(denial, now)
         self.attempt += 1
+        if denial.unanswered:
+            # What is still under way of that try, or of undoing it, must not touch what the next
+            # one gets.
+            renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
+            self.request = replace(self.request, owner_id=new_owner_id())
         return wake_at(now, self.give_up, denial.remaining)
 
     def _lease(self, grant: Grant) -> Lease:

@@ -59,7 +59,7 @@ class StoreClock(Func):
             from .backends.database.sqlite import US
 
             return US, []
-        if getattr(connection, "mysql_is_mariadb", False):
+        if connection.vendor == "mysql":
             from .backends.database.mariadb import US
 
             return US, []

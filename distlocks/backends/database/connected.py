@@ -235,10 +235,13 @@ class ConnectedBackend(BaseBackend):
 
     def do(self, work: Callable[[Session], T], *, persistently: bool = True) -> T:
         """A piece of work that has nothing to do with a lock; `persistently`, again while another
-        writer is in its way. Raises BackendUnavailable."""
+        writer is in its way. Raises BackendUnavailable.
+
+        Over the connection for renewals: who asks for a lock does not wait behind it.
+        """
         if not persistently:
-            return self._run(work)
-        return self._when_not_busy(lambda: self._run(work))
+            return self._run(work, renewal=True)
+        return self._when_not_busy(lambda: self._run(work, renewal=True))
 
     def close(self) -> None:
         # Only what has been made: closing must not open anything.

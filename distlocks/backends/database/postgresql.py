@@ -309,7 +309,11 @@ class PostgreSQL(Dialect):
         granted, *row = rows[0]
         if granted:
             return Taken(fencing_token=row[2], acquired_us=row[3])
-        return held_by(holder_from(tuple(row)))
+        holder = holder_from(tuple(row))
+        if request.authority and holder.remaining <= 0:
+            # It is free, and was not granted: by another store it may be.
+            return Held()
+        return held_by(holder)
 
     def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:
         params = dict(zip(("authority", "epoch"), authority, strict=True))

@@ -199,6 +199,8 @@ class SQLite(Dialect):
         held = session.execute(self._is_taken, {"key": key})
         if held and held[0][1] != request.owner_id:
             return held_by(holder_from(held[0]))
+        if request.authority:
+            return Held(reason="Another writer is busy, or another store grants.")
         return Held(reason="The database is locked by another writer.")
 
     def has_authority(self, session: Session, authority: tuple[str, int]) -> bool:

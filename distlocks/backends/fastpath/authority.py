@@ -28,6 +28,8 @@ logger = logging.getLogger("distlocks")
 PATIENCE = 2.0
 # How many failed requests in a row, of one process, take the authority from Redis.
 FAILURES = 2
+# Seconds after which one is forgotten.
+FORGIVEN_AFTER = 30.0
 
 
 class Authority:
@@ -63,7 +65,8 @@ class Authority:
         self._asked = self._done = 0
         self._failure: BackendUnavailable | None = None
         # Requests to Redis that have failed since the last that has not.
-        self._failures = 0
+        self._failures, self._failed_at = 0, 0.0
+        self._one_server = servers.buckets == 1
         self._changes = Changes(row, servers, terms, alias=alias, answered=self._redis_answered)
 
     # What every request asks
@@ -137,13 +140,16 @@ class Authority:
     # What requests to Redis find
 
     def succeeded(self) -> None:
-        """Redis has answered."""
-        if self._failures:
+        """Redis has answered. Of a Cluster, that one server has says nothing about the others."""
+        if self._failures and self._one_server:
             self._failures = 0
 
     def failed(self, mode: Mode, error: BackendUnavailable) -> None:
         """Redis has not answered, or refused."""
-        self._failures += 1
+        now = clock.lease_now()
+        if now - self._failed_at > FORGIVEN_AFTER:
+            self._failures = 0
+        self._failures, self._failed_at = self._failures + 1, now
         if self._failures >= FAILURES:
             self.accuse(mode, f"Redis has failed {self._failures} times in a row: {error}")
 
@@ -168,6 +174,15 @@ class Authority:
         """Let the authority return to Redis as soon as that is healthy; with `end_leases`, without
         waiting for long leases of the database to be released: they are no longer extended."""
         return self._now(lambda row: self._changes.resume(row, why, end_leases=end_leases))
+
+    @property
+    def last(self) -> Mode | None:
+        """What was read last, however long ago."""
+        return self._mode
+
+    def peek(self) -> Row | None:
+        """What the row says; changes nothing, and carries nothing on. None if there is none yet."""
+        return self._row.read()
 
     def look(self) -> Mode:
         """Read the row now, and carry on what is under way. Raises BackendUnavailable."""
@@ -252,6 +267,8 @@ class Authority:
             row = self._row.read()
             if row is None:
                 self._changes.begin()
+            elif self._mode is not None and row.epoch < self._mode.epoch:
+                self._changes.start_over(row, self._mode.epoch)
             elif self._is_long_enough(row):
                 return self._note(row, read_at)
 

@@ -199,14 +199,14 @@ class FastPathBackend(BaseBackend):
     # Release and extend
 
     def abandon(self, request: Request) -> None:
-        mode = self.authority.known()
+        mode = self.authority.known() or self.authority.last
         if mode is None or mode.phase == REDIS:
             self.redis.abandon(request)
         elif mode.phase != DRAIN:
             self.database.abandon(request)
 
     async def aabandon(self, request: Request) -> None:
-        mode = self.authority.known()
+        mode = self.authority.known() or self.authority.last
         if mode is None or mode.phase == REDIS:
             await self.redis.aabandon(request)
         elif mode.phase != DRAIN:
@@ -312,7 +312,13 @@ class FastPathBackend(BaseBackend):
     def force_release(self, key: str) -> list[Holder]:
         phase = self.authority.awaited().phase
         held = self.database.force_release(key)
-        return self.redis.force_release(key) + held if phase == REDIS else held
+        if phase in (REDIS, DRAIN):
+            try:
+                held += self.redis.force_release(key)
+            except BackendUnavailable:
+                if phase == REDIS:
+                    raise
+        return held
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False
@@ -359,9 +365,6 @@ class FastPathBackend(BaseBackend):
     # Who grants
 
     def _tell(self, row: Row, made_here: bool) -> None:
-        # Whoever sleeps in the wrong place is to come out.
-        self.redis.wake_all()
-        self.database.wake_all()
         self.tell(
             signals.authority_changed,
             keys=(),
@@ -370,6 +373,9 @@ class FastPathBackend(BaseBackend):
             reason=row.why,
             made_here=made_here,
         )
+        # Whoever sleeps in the wrong place is to come out.
+        self.redis.wake_all()
+        self.database.wake_all()
 
     # Housekeeping
 

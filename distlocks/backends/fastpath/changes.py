@@ -20,6 +20,8 @@ from .servers import Servers
 
 # Seconds between two looks at the row while the authority is changing.
 OFTEN = 0.25
+# Seconds that opening a bucket of Redis takes, on a network that is not slow.
+TAKES = 0.005
 # Seconds for which the end of an attempt to open Redis is waited for before anything else is done.
 OPENED_WITHIN = 1.0
 # The authority returns to Redis after a longer time of health, up to so many seconds, when it has
@@ -107,6 +109,8 @@ class Changes:
         # has seen (0 if none), or what has gone wrong.
         self._opening = 0
         self._opened: int | BackendUnavailable | None = None
+        # In which epoch to go on with another's attempt, and when.
+        self._turn = 0, 0.0
         # The last change that was made here: epoch and phase.
         self.made: tuple[int, str] | None = None
 
@@ -158,6 +162,11 @@ class Changes:
         if self._row.create(row):
             self.made = row.epoch, phase
 
+    def start_over(self, row: Row, latest: int) -> None:
+        """The row has been put back to what it was: what was granted since may be alive."""
+        why = f"Epoch {latest} has been here already: the database has lost changes."
+        self._change(row, DRAIN, why, epoch=latest + 1)
+
     def step(self, mode: Mode) -> bool:
         """Do what is to be done now; whether something may have changed."""
         row = mode.row
@@ -179,20 +188,24 @@ class Changes:
     def forget_health(self) -> None:
         """Another phase has begun: Redis is to be healthy from now on."""
         self._healthy_since = None
+        self.ailment = ""
 
     def _leave_redis(self, row: Row) -> bool:
         accusation, self.accusation = self.accusation, None
         if accusation is None or accusation[0] != row.epoch:
             return False
-        # Who leaves soon after a return has returned too early.
         patience_us = to_us(self._terms.return_after)
+        # Who leaves soon after a return has returned too early.
         if row.now_us - row.since_us < SOON * row.patience_us:
-            patience_us = min(max(2 * row.patience_us, patience_us), to_us(LONGEST_PATIENCE))
+            patience_us = self._more_patience(row)
         self._change(row, DRAIN, accusation[1], patience_us=patience_us)
         return True
 
     def _drained(self, mode: Mode) -> bool:
-        if clock.lease_now() < mode.seen_at + self._terms.drained_after(mode.row):
+        row, last = mode.row, self._terms.drained_after(mode.row)
+        # A process that lives for less than that goes by the database's clock, with time to spare.
+        long_ago = row.now_us - row.since_us > 2 * to_us(last)
+        if clock.lease_now() < mode.seen_at + last and not long_ago:
             return False
         self._change(
             mode.row,
@@ -208,14 +221,24 @@ class Changes:
             return False
         quiet_us = row.now_us - max(row.since_us, row.unhealthy_us)
         now = clock.lease_now()
-        if quiet_us < row.patience_us or now - self._since(now) < row.patience_us / MICROSECOND:
+        # After a long time of which nobody has complained, two looks of one process are enough: it
+        # may live for no longer.
+        long_enough = row.patience_us / MICROSECOND
+        if quiet_us > 4 * row.patience_us:
+            long_enough = min(long_enough, self._terms.mode_lease / 2)
+        if quiet_us < row.patience_us or now - self._since(now) < long_enough:
             return False
-        taken = self._row.taken(row, 0)
-        if taken.age_us > row.max_ttl_us:
+        if taken := self._row.oldest(row, row.max_ttl_us):
             # Who extends its lease would keep everybody waiting, and the return would fail.
             self.ailment = (
                 f"{taken.key!r} has been held for {taken.age_us / MICROSECOND:.0f} s: the "
                 f"authority returns to Redis once no lease is older than MAX_TTL."
+            )
+            return False
+        if self._row.highest_token() > row.now_us + to_us(self._terms.skew):
+            self.ailment = (
+                "Fencing tokens in the table are ahead of the database's clock, which has been "
+                "set back: Redis would go on from them, and the database could not later."
             )
             return False
         why = f"Redis has been healthy for {quiet_us / MICROSECOND:.0f} s."
@@ -274,28 +297,35 @@ class Changes:
         at = clock.lease_now()
         try:
             ahead, _ = self._servers.look()
-        except BackendUnavailable as error:
-            return Finding(at, str(error))
+        except Exception as error:
+            # Whatever it is, it has not been found healthy.
+            return Finding(at, str(error) or type(error).__name__)
         return Finding(at, "", ahead)
 
     def _closed(self, mode: Mode) -> bool:
         row = mode.row
-        taken = self._row.taken(row, to_us(self._terms.skew))
-        if not taken.keys:
+        if not self._row.is_taken(to_us(self._terms.skew)):
             # Whoever has begun this is likely to be about to do it.
             is_ours = self.made == (row.epoch, row.phase)
-            others_turn = mode.seen_at + random.uniform(OFTEN, 4 * OFTEN)
-            return (is_ours or clock.lease_now() > others_turn) and self._open(row)
+            return (is_ours or clock.lease_now() > self._our_turn(mode)) and self._open(row)
         longest = row.max_ttl_us / MICROSECOND
         if clock.lease_now() - mode.seen_at < 2 * longest + self._terms.skew:
             return False
         self._change(
             row,
             DATABASE,
-            f"{taken.key!r} was still held {2 * longest:g} s after the return to Redis began.",
+            f"Locks of the database were still held {2 * longest:g} s after the return to Redis "
+            f"had begun.",
             patience_us=self._more_patience(row),
         )
         return True
+
+    def _our_turn(self, mode: Mode) -> float:
+        """When to go on with what another process has begun and not done."""
+        if self._turn[0] != mode.epoch:
+            takes = OFTEN + TAKES * self._servers.buckets
+            self._turn = mode.epoch, mode.seen_at + takes * random.uniform(1, 4)
+        return self._turn[1]
 
     def _more_patience(self, row: Row) -> int:
         return min(
@@ -309,16 +339,19 @@ class Changes:
             return False
         # Each attempt has an epoch of its own: what is left of another cannot open this one.
         epoch = row.epoch + 1
+        highest = max(self._row.highest_token(), row.now_us)
         if not self._change(row, CLOSING, row.why, ends_leases=row.ends_leases):
             return True
         self._opening, self._opened = epoch, None
-        highest = max(self._row.highest_token(), row.now_us)
 
         def act() -> None:
             try:
                 self._opened = self._servers.open(epoch, highest)
             except BackendUnavailable as error:
                 self._opened = error
+            except Exception as error:
+                self._opened = BackendUnavailable(f"{type(error).__name__}: {error}")
+                raise
 
         # It takes a moment as a rule, and nobody is granted anything meanwhile.
         self._ask_redis(act, is_news=False).wait(OPENED_WITHIN)

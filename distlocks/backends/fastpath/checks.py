@@ -71,7 +71,7 @@ def check_servers(backend: FastPathBackend) -> list[CheckMessage]:
 
 def _authority(backend: FastPathBackend) -> list[CheckMessage]:
     try:
-        row = backend.authority.look().row
+        row = backend.authority.peek()
     except BackendUnavailable as error:
         return [
             Error(
@@ -80,14 +80,12 @@ def _authority(backend: FastPathBackend) -> list[CheckMessage]:
                 id="distlocks.E023",
             )
         ]
-    if row.phase == REDIS:
+    if row is None or row.phase == REDIS:
         return []
-    ailment = backend.authority.ailment
     return [
         Warning(
             f"Redis does not grant the locks of {backend.alias!r}: {SAID[row.phase]}, since "
-            f"{from_us(row.since_us):%Y-%m-%d %H:%M:%S} UTC (epoch {row.epoch}). {row.why}"
-            f"{f' Now: {ailment}' if ailment else ''}",
+            f"{from_us(row.since_us):%Y-%m-%d %H:%M:%S} UTC (epoch {row.epoch}). {row.why}",
             hint="It returns to Redis by itself, unless it is pinned: see 'manage.py "
             "lock_authority'.",
             id="distlocks.W013",

@@ -30,11 +30,12 @@ INSERT INTO {t} (name, {columns})
 VALUES (%(name)s, %(epoch)s, %(phase)s, %(why)s, %(mode_lease)s, %(max_ttl)s, %(patience)s,
         {clock}, 0, %(no)s, %(no)s)
 """
-# Invariant: an epoch and a phase follow only those that the changing process has read.
+# Invariant: an epoch and a phase follow only those that the changing process has read, and what an
+# operator has said meanwhile stands.
 CHANGE = """
 UPDATE {t} SET epoch = %(new_epoch)s, phase = %(new_phase)s, since = {clock}, why = %(why)s,
                patience = %(patience)s, pinned = %(pinned)s, ends_leases = %(ends_leases)s{terms}
-WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
+WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s AND pinned = %(was_pinned)s
 """
 # Only when nobody has a lease: who needs longer ones says so before its first.
 NEW_TERMS = ", mode_lease = %(mode_lease)s, max_ttl = %(max_ttl)s"
@@ -53,12 +54,19 @@ WHERE name = %(name)s AND epoch = %(epoch)s AND phase = %(phase)s
 """
 # A key that cools down is taken too: its minimum hold is a promise.
 TAKEN = """
-SELECT COUNT(*), MIN(acquired_at) FROM {locks}
+SELECT COUNT(*) FROM {locks}
 WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock} - %(skew)s
 """
-OLDEST = """
-SELECT MIN({key}) FROM {locks}
-WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock} AND acquired_at = %(since)s
+# Where several have claims on a key, each has a row of its own: the key's says how long it has been
+# taken by one after the other.
+LONG = """
+SELECT {key}, acquired_at FROM {locks}
+WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock}
+  AND mode = 'exclusive' AND acquired_at < {clock} - %(age)s
+UNION ALL
+SELECT {key}, acquired_at FROM {holders}
+WHERE {key} >= %(prefix)s AND {key} < %(after)s AND expires_at > {clock}
+  AND acquired_at < {clock} - %(age)s
 """
 HIGHEST = """
 SELECT MAX(fencing_token) FROM {locks} WHERE {key} >= %(prefix)s AND {key} < %(after)s
@@ -85,13 +93,11 @@ class Row(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What is taken in the database's table."""
+    """The lease that has been held for longest."""
 
-    # How many keys.
-    keys: int
-    # For how long the oldest lease among them has been held, in microseconds; and its key.
-    age_us: int = 0
-    key: str = ""
+    key: str
+    # For how long, in microseconds.
+    age_us: int
 
 
 class AuthorityRow:
@@ -150,6 +156,7 @@ class AuthorityRow:
             row,
             **new,
             new_epoch=epoch,
+            was_pinned=row.pinned,
             new_phase=phase,
             why=_fitting(why),
             patience=row.patience_us if patience_us is None else patience_us,
@@ -180,17 +187,20 @@ class AuthorityRow:
         params = {"name": self.name, "epoch": row.epoch}
         with suppress(BackendUnavailable):
             self._database.do(
-                lambda session: session.count(self._text(session, UNHEALTHY), params),
-                persistently=False,
+                lambda session: self._count(session, UNHEALTHY, params), persistently=False
             )
 
-    def taken(self, row: Row, skew_us: int) -> Taken:
-        """What is taken in the table now, or was until `skew_us` ago."""
-        count, since = self._execute(TAKEN, **self._span(), skew=skew_us)[0]
-        if not count:
-            return Taken(0)
-        key = self._execute(OLDEST, **self._span(), since=since)[0][0]
-        return Taken(count, row.now_us - since, key or "")
+    def is_taken(self, skew_us: int) -> bool:
+        """Whether a key is taken in the table, or was until `skew_us` ago."""
+        return bool(self._execute(TAKEN, **self._span(), skew=skew_us)[0][0])
+
+    def oldest(self, row: Row, age_us: int) -> Taken | None:
+        """The oldest lease in the table, if it has been held for longer than that."""
+        found = self._execute(LONG, **self._span(), age=age_us)
+        if not found:
+            return None
+        key, since = min(found, key=lambda one: one[1])
+        return Taken(key, row.now_us - since)
 
     def highest_token(self) -> int:
         """Of the rows in the table; 0 if there are none."""
@@ -206,8 +216,12 @@ class AuthorityRow:
 
     def _change(self, sql: str, row: Row, **params: Any) -> bool:
         params = {"name": self.name, "epoch": row.epoch, "phase": row.phase, **params}
-        return self._database.do(
-            lambda session: session.count(self._text(session, sql), params) == 1
+        return self._database.do(lambda session: self._count(session, sql, params)) == 1
+
+    def _count(self, session: Session, sql: str, params: dict[str, Any]) -> int:
+        # In a transaction, so that the wait for those who grant at the moment is bounded.
+        return self._database.dialect.all_or_none(
+            session, lambda: session.count(self._text(session, sql), params)
         )
 
     @staticmethod
@@ -218,6 +232,7 @@ class AuthorityRow:
         return sql.format(
             t=quoted("distlocks_lockauthority"),
             locks=quoted("distlocks_lock"),
+            holders=quoted("distlocks_lockholder"),
             key=quoted("key"),
             columns=COLUMNS,
             clock=clock % tuple(arguments) if arguments else clock,

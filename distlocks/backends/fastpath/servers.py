@@ -22,6 +22,11 @@ class Servers:
     def __init__(self, redis: RedisBackend) -> None:
         self._redis = redis
 
+    @property
+    def buckets(self) -> int:
+        """How many have to be opened."""
+        return len(self._redis.servers.hashes)
+
     def look(self) -> tuple[float, int]:
         """Write to each server; how far its clock is ahead of the lease clock at most (seconds),
         and the latest epoch that any bucket there has seen.

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 NAMES = ("redis", "database", "namespace", "mode_lease", "drift", "skew", "return_after")
 # Seconds. A shorter mode lease than this is over before a busy process has read the next one.
 LEAST_MODE_LEASE = 0.5
+# Whose clock a statement can read: what is taken is told by it.
+VENDORS = ("postgresql", "mysql", "sqlite")
+# Seconds. Clocks are not compared more finely than that.
+LEAST_SKEW = 0.1
 # With a KEY_PREFIX it is the name of the authority's row.
 LONGEST_NAMESPACE = MAX_LENGTH - 2
 
@@ -44,7 +48,7 @@ class Settings:
             mode_lease=self._number("mode_lease", 5.0, LEAST_MODE_LEASE),
             max_ttl=self._params.max_ttl,
             drift=self._number("drift", DRIFT, DRIFT),
-            skew=self._number("skew", 1.0, 0.0),
+            skew=self._number("skew", 1.0, LEAST_SKEW),
             return_after=self._number("return_after", 30.0, 0.0),
         )
         redis = self._params_of("redis", RedisBackend)
@@ -73,7 +77,13 @@ class Settings:
             )
 
     def check_database(self, database: DatabaseBackend) -> None:
-        """InvalidSetting if nobody else sees what is in it."""
+        """InvalidSetting if nobody else sees what is in it, or its clock cannot be asked."""
+        vendor = connections[database.using].vendor
+        if vendor not in VENDORS:
+            self._refuse(
+                f"['database'] = {self._options['database']!r} is on {vendor}.",
+                f"A fast path can have one of {', '.join(VENDORS)} behind Redis.",
+            )
         if is_in_memory(connections[database.using]):
             self._refuse(
                 f"['database'] = {self._options['database']!r} is a database in memory, which "

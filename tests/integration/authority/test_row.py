@@ -209,3 +209,17 @@ def test_the_authority_goes_round_on_every_database(
     scene.add("longer", max_ttl=3 * MAX_TTL)
     scene.hold(f"{key} more", alias="longer")
     assert scene.row.max_ttl == 3 * MAX_TTL * 1_000_000
+
+
+@pytest.mark.parametrize("phase", ["redis", "db"])
+def test_who_remembers_a_later_epoch_does_not_believe_the_row(
+    fast: Scene, key: str, phase: str
+) -> None:
+    fast.hold(key)
+    latest = fast.row.epoch
+    # As a backup had it, for instance.
+    fast.change_row(epoch=latest - 1, phase=phase)
+    assert fast.backend.authority.look().phase == "drain"
+    row = fast.row
+    assert row.epoch == latest + 1
+    assert f"Epoch {latest} has been here already" in row.why

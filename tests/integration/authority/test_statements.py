@@ -13,12 +13,12 @@ from django.db.models import F
 
 from distlocks import BackendUnavailable, locks
 from distlocks.backends.database import DatabaseBackend, postgresql
-from distlocks.backends.fastpath.row import AuthorityRow, Taken
+from distlocks.backends.fastpath.row import AuthorityRow
 from distlocks.claims import EXCLUSIVE, Denial, Extension, Grant, Request, claims_on, to_us
 from distlocks.handler import build
 from distlocks.identity import new_owner_id
 from distlocks.keys import check_key
-from distlocks.models import Lock, LockAuthority
+from distlocks.models import Lock, LockAuthority, StoreClock
 from tests.integration.contract.stores import Gate
 from tests.waiting import eventually
 
@@ -69,6 +69,11 @@ class Table:
             authority=(self.name, epoch),
             **more,
         )
+
+    def count_taken(self) -> int:
+        """How many keys are taken, as anybody sees it."""
+        mine = Lock.objects.using(self.using).filter(key__startswith=self.name)
+        return mine.filter(expires_at__gt=StoreClock()).count()
 
     def ask(self, request: Request) -> Grant | Denial:
         return self.backend.try_acquire(request)
@@ -209,7 +214,7 @@ def test_extensions_and_releases_ask_no_row(table: Table) -> None:
 def test_what_is_taken_is_told_by_the_database_clock_and_its_error(table: Table) -> None:
     table.create()
     row = table.as_row()
-    assert row.taken(_read(table), to_us(1)) == Taken(0)
+    assert not row.is_taken(to_us(1))
     assert row.highest_token() == 0
     grants = [table.ask(table.request(key)) for key in ("b", "a", "c")]
     tokens = [grant.fencing_tokens[0] for grant in grants if isinstance(grant, Grant)]
@@ -217,18 +222,21 @@ def test_what_is_taken_is_told_by_the_database_clock_and_its_error(table: Table)
     assert row.highest_token() == max(tokens)
     mine = Lock.objects.using(table.using).filter(key__startswith=table.name)
     mine.filter(key__endswith="b").update(acquired_at=F("acquired_at") - to_us(5))
-    taken = row.taken(_read(table), 0)
-    # Of the one that has been held for longest.
-    assert (taken.keys, taken.key) == (3, f"{table.name}b")
-    assert taken.age_us >= to_us(5)
+    assert row.is_taken(0)
+    # The one that has been held for longest.
+    oldest = row.oldest(_read(table), to_us(3))
+    assert oldest is not None
+    assert oldest.key == f"{table.name}b"
+    assert oldest.age_us >= to_us(5)
+    assert row.oldest(_read(table), to_us(60)) is None
     # It ended half a second ago, by a clock that may be a second ahead.
     mine.update(expires_at=_read(table).now_us - to_us(0.5))
-    assert row.taken(_read(table), to_us(1)).keys == 3
-    assert row.taken(_read(table), 0) == Taken(0)
+    assert row.is_taken(to_us(1))
+    assert not row.is_taken(0)
     # What was given back is free at once; and others' keys are no concern.
     mine.update(expires_at=0)
     stranger = AuthorityRow(table.name, f"{table.name}b", table.backend)
-    assert row.taken(_read(table), to_us(1)) == Taken(0)
+    assert not row.is_taken(to_us(1))
     assert stranger.highest_token() == tokens[0]
 
 
@@ -263,7 +271,7 @@ def test_a_grant_waits_for_a_change_under_way_or_is_refused(
     # Everybody has seen the old phase until then: that is not enough.
     assert isinstance(answer, Denial)
     assert answer.holders == ()
-    assert table.as_row().taken(_read(table), 0) == Taken(0)
+    assert not table.as_row().is_taken(0)
 
 
 def _read(table: Table) -> Any:
@@ -286,9 +294,9 @@ def change_while(
     assert before is not None
     alone = table.waiting()
 
-    def change() -> Taken:
+    def change() -> bool:
         assert row.change(before, "closing", "It is well.", epoch=before.epoch + 1)
-        return row.taken(before, 0)
+        return row.is_taken(0)
 
     changing = start(change)
     eventually(lambda: table.waiting() > alone or changing.done())
@@ -297,10 +305,7 @@ def change_while(
     answer: Grant | Denial = trying.result(10)
     taken = changing.result(10)
     other.close()
-    if isinstance(answer, Grant):
-        assert taken.keys == len({claim.key for claim in answer.claims})
-    else:
-        assert taken == Taken(0)
+    assert taken == isinstance(answer, Grant)
     assert _read(table).phase == "closing"
     return answer
 
@@ -384,11 +389,11 @@ def test_after_the_change_nobody_is_granted_anything_more(table: Table, start: S
             assert granted.acquire(timeout=10)
         row = table.as_row()
         eventually(lambda: _changed(row))
-        taken = row.taken(_read(table), 0)
+        taken = table.count_taken()
     finally:
         stop.set()
-    assert sum(future.result(10) for future in asking) == taken.keys
-    assert row.taken(_read(table), 0).keys == taken.keys
+    assert sum(future.result(10) for future in asking) == taken
+    assert table.count_taken() == taken
     for backend in others:
         backend.close()
 

@@ -141,6 +141,35 @@ def test_a_redis_that_has_lost_its_replicas_is_left(scene: Scene, key: str) -> N
     assert scene.row.phase == "db"
 
 
+def test_what_is_left_of_an_unanswered_try_cannot_touch_the_next(
+    fast: Scene, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    fast.hold(f"{key} other")
+    redis = fast.backend.redis
+    acquire, abandon = redis.try_acquire, redis.abandon
+    asked: list[str] = []
+    abandoned: list[str] = []
+
+    def unheard_at_first(request: Any) -> Any:
+        asked.append(request.owner_id)
+        answer = acquire(request)
+        if len(asked) == 1:
+            raise BackendUnavailable("Nothing was heard.") from TimeoutError()
+        return answer
+
+    def noted(request: Any) -> None:
+        abandon(request)
+        abandoned.append(request.owner_id)
+
+    monkeypatch.setattr(redis, "try_acquire", unheard_at_first)
+    monkeypatch.setattr(redis, "abandon", noted)
+    lease = fast.lock(key, timeout=10, renew=False).acquire()
+    assert lease.owner_id == asked[-1] != asked[0]
+    # It had been granted, and was given back.
+    assert asked[0] in abandoned
+    assert fast.store_of(lease) == "redis"
+
+
 def test_who_waits_in_redis_is_served_by_the_database(fast: Scene, start: Start, key: str) -> None:
     held = fast.hold(key)
     waiting = start(lambda: fast.lock(key, timeout=20, renew=False).acquire())

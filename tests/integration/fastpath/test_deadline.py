@@ -45,7 +45,7 @@ def slow_and_quick(
                 "TTL": TTL,
                 # What others hold in the table is not waited for.
                 "KEY_PREFIX": key[-32:],
-                "OPTIONS": {**options, "skew": 0.0},
+                "OPTIONS": {**options, "skew": 0.1},
             }
         opened.enter_context(override_settings(DISTLOCKS={**settings.DISTLOCKS, **entries}))
         opened.callback(locks.close_all)
