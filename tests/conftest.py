@@ -49,6 +49,8 @@ def databases(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iter
     """
     with django_db_blocker.unblock():
         yield
+        # Or they pile up beside the tests after it.
+        assert not any(one.execute_wrappers for one in connections.all(initialized_only=True))
         # A connection that the test broke, or left in a transaction, is not the next test's.
         connections.close_all()
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from django.core import mail
 from django.db import connections, transaction
-from django.db.backends.signals import connection_created
 
 from distlocks import BackendUnavailable, DistlocksError, Lease, LockTimeout, db_lock, locks
 from distlocks.backends.database.mariadb import US, MariaDB
@@ -21,6 +20,7 @@ from distlocks.models import Lock
 from tests.servers.children import Spawner
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.processes import wait_until
+from tests.statements import watched
 
 ALIAS = "mariadb"
 
@@ -59,14 +59,9 @@ def counted() -> Iterator[list[str]]:
         sent.append(" ".join(sql.split()))
         return execute(sql, *args)
 
-    def watch(connection: Any, **_: object) -> None:
-        if connection.alias == ALIAS:
-            connection.execute_wrappers.append(note)
-
     locks.close_all()
-    connection_created.connect(watch)
-    yield sent
-    connection_created.disconnect(watch)
+    with watched(note, ALIAS):
+        yield sent
 
 
 def test_it_has_a_dialect_of_its_own() -> None:

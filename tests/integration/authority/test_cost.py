@@ -1,37 +1,30 @@
 """What a lock costs while Redis grants: as much as without a fast path."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from django.db.backends.signals import connection_created
 
 from distlocks import clock
 from distlocks.backends.fastpath.row import AuthorityRow
 from tests.integration.authority.scene import MODE_LEASE, Scene, numbered
+from tests.statements import watched
 
 CYCLES = 25
 
 
-class Sent:
-    """What is sent to the database over connections that are opened from now on."""
-
-    def __init__(self) -> None:
-        self.statements: list[str] = []
-        connection_created.connect(self._watch)
-
-    def _watch(self, connection: Any, **_: Any) -> None:
-        def note(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
-            self.statements.append(sql)
-            return execute(sql, *args)
-
-        connection.execute_wrappers.append(note)
-
-
 @pytest.fixture
-def sent() -> Sent:
-    return Sent()
+def statements() -> Iterator[list[str]]:
+    """What is sent to the database over connections that are opened from now on."""
+    sent: list[str] = []
+
+    def note(execute: Callable[..., Any], sql: str, *args: Any) -> Any:
+        sent.append(sql)
+        return execute(sql, *args)
+
+    with watched(note):
+        yield sent
 
 
 @pytest.fixture
@@ -61,39 +54,41 @@ def calls(scene: Scene) -> dict[str, int]:
 
 
 def test_a_cycle_takes_two_requests_and_no_statement(
-    scene: Scene, sent: Sent, reads: list[float], key: str
+    scene: Scene, statements: list[str], reads: list[float], key: str
 ) -> None:
     scene.add(mode_lease=60)
     keys = numbered(key)
     with scene.lock(next(keys), timeout=0):
         pass
     assert reads
-    assert sent.statements
+    assert statements
     reads.clear()
-    sent.statements.clear()
+    statements.clear()
     scene.server.ask("CONFIG", "RESETSTAT")
     for _ in range(CYCLES):
         with scene.lock(next(keys), timeout=0):
             pass
     assert calls(scene) == {"evalsha": 2 * CYCLES}
     assert reads == []
-    assert sent.statements == []
+    assert statements == []
 
 
-async def test_so_does_a_task(scene: Scene, sent: Sent, reads: list[float], key: str) -> None:
+async def test_so_does_a_task(
+    scene: Scene, statements: list[str], reads: list[float], key: str
+) -> None:
     scene.add(mode_lease=60)
     keys = numbered(key)
     async with scene.lock(next(keys), timeout=0):
         pass
     reads.clear()
-    sent.statements.clear()
+    statements.clear()
     scene.server.ask("CONFIG", "RESETSTAT")
     for _ in range(CYCLES):
         async with scene.lock(next(keys), timeout=0):
             pass
     assert calls(scene) == {"evalsha": 2 * CYCLES}
     assert reads == []
-    assert sent.statements == []
+    assert statements == []
 
 
 def test_the_row_is_read_about_twice_in_a_mode_lease(
@@ -125,7 +120,7 @@ def test_who_does_nothing_reads_nothing(scene: Scene, reads: list[float], key: s
 
 
 def test_a_cycle_in_the_database_takes_two_statements(
-    scene: Scene, sent: Sent, reads: list[float], key: str
+    scene: Scene, statements: list[str], reads: list[float], key: str
 ) -> None:
     scene.begin(pinned=True)
     scene.add(mode_lease=60)
@@ -133,9 +128,9 @@ def test_a_cycle_in_the_database_takes_two_statements(
         with scene.lock(key, timeout=0):
             pass
     reads.clear()
-    sent.statements.clear()
+    statements.clear()
     for _ in range(CYCLES):
         with scene.lock(key, timeout=0):
             pass
-    assert len(sent.statements) == 2 * CYCLES
+    assert len(statements) == 2 * CYCLES
     assert reads == []

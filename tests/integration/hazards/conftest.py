@@ -5,7 +5,6 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.db import connections
-from django.db.backends.signals import connection_created
 from pytest_django.fixtures import Settings
 
 from distlocks import locks
@@ -24,6 +23,7 @@ from tests.integration.hazards.proxied import Proxied
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
+from tests.statements import watched
 from tests.waiting import eventually
 
 
@@ -57,9 +57,8 @@ def proxied(
             entry["OPTIONS"]["using"] = "proxied"
         settings.DISTLOCKS = {**settings.DISTLOCKS, "proxied": entry}
         client = Proxied("proxied", proxy)
-        connection_created.connect(client.watch)
-        yield client
-        connection_created.disconnect(client.watch)
+        with watched(client.before, client.alias):
+            yield client
         proxy.mode = "pass"
         proxy.cut()
         client.clean_up()

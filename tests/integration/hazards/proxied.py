@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from tests.integration.contract.stores import POSTGRES_STORES, Store
 from tests.servers.proxy import FaultProxy, Mode
 
@@ -19,11 +17,6 @@ class Proxied(Store):
         super().__init__(alias)
         self.proxy = proxy
         self._at_next_write: dict[str, Mode] = {}
-
-    def watch(self, connection: BaseDatabaseWrapper, **kwargs: Any) -> None:
-        """Handles connection_created."""
-        if connection.alias == self.alias:
-            connection.execute_wrappers.append(self._before)
 
     def lose_next_answer(self) -> None:
         """From the next statement that writes on, the server does what it is asked and the client
@@ -43,7 +36,8 @@ class Proxied(Store):
         for direction, mode in modes.items():
             setattr(self.proxy, direction, mode)
 
-    def _before(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def before(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        """Stands around each statement: see tests.statements.watched()."""
         if self._at_next_write and sql.lstrip().startswith(WRITES):
             modes, self._at_next_write = self._at_next_write, {}
             for direction, mode in modes.items():
