@@ -133,10 +133,16 @@ def redis_stores() -> dict[str, dict[str, object]]:
     if addresses := os.environ.get("DISTLOCKS_TEST_CLUSTER"):
         found["redis_cluster"] = {"cluster": _addresses(addresses)}
     # A run may share its server with others.
-    return {
+    entries: dict[str, dict[str, object]] = {
         alias: {"BACKEND": REDIS_BACKEND, "OPTIONS": {**options, "namespace": _name or "test"}}
         for alias, options in found.items()
     }
+    if urls := os.environ.get("DISTLOCKS_TEST_REDLOCK"):
+        entries["redlock"] = {
+            "BACKEND": "distlocks.backends.redlock.RedlockBackend",
+            "OPTIONS": {"servers": urls.split(","), "namespace": _name or "test"},
+        }
+    return entries
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

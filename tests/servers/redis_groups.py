@@ -254,6 +254,33 @@ class SentinelGroup(RedisGroup):
         return found
 
 
+class IndependentGroup(RedisGroup):
+    """Five servers that know nothing of each other: the nodes of a Redlock."""
+
+    name = "five independent Redis servers"
+    variable = "DISTLOCKS_TEST_REDLOCK"
+
+    def __init__(self, program: Path, *, count: int = 5) -> None:
+        self._members = [RedisServer(program) for _ in range(count)]
+
+    @property
+    def members(self) -> list[RedisServer]:
+        return self._members
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(member.url for member in self._members)
+
+    def form(self) -> None:
+        _start_all(member for member in self._members if not member.running)
+
+    def is_settled(self) -> bool:
+        return all(member.is_ready() for member in self._members)
+
+    def heal(self, timeout: float = 30) -> None:
+        self.form()
+
+
 class ClusterNode(RedisServer):
     name = "A node of Redis Cluster"
     # The nodes talk to each other on a second port, so far above the first.

@@ -12,7 +12,7 @@ from tests.servers.base import Server, ServerError
 from tests.servers.mariadb import MariaDBServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer, ValkeyServer
-from tests.servers.redis_groups import ClusterGroup, RedisGroup, SentinelGroup
+from tests.servers.redis_groups import ClusterGroup, IndependentGroup, RedisGroup, SentinelGroup
 from tests.servers.watchdog import watchdog
 
 KINDS: tuple[type[Server], ...] = (PostgresServer, MariaDBServer, RedisServer)
@@ -21,6 +21,7 @@ ON_DEMAND: dict[str, type[Server] | type[RedisGroup]] = {
     "valkey": ValkeyServer,
     "redis_sentinel": SentinelGroup,
     "redis_cluster": ClusterGroup,
+    "redlock": IndependentGroup,
 }
 # A folder of the run's own; its name also tells the run's databases from those of another run.
 FOLDER_VARIABLE = "DISTLOCKS_TEST_DIR"

@@ -346,7 +346,7 @@ class RedisBackend(BaseBackend):
         if denial.queued:
             self.servers.mailbox(hash_name).wait(denial.queued, until)
         else:
-            clock.current().wait(threading.Event(), self._next_look(until, attempt))
+            clock.current().wait(threading.Event(), next_look(until, attempt))
 
     async def await_(self, denial: Denial, until: float, attempt: int) -> None:
         hash_name = self.servers.hash_name(denial.key)
@@ -354,11 +354,7 @@ class RedisBackend(BaseBackend):
             await self.servers.loop_mailbox(hash_name).wait(denial.queued, until)
         else:
             never = asyncio.get_running_loop().create_future()
-            await clock.current().wait_async(never, self._next_look(until, attempt))
-
-    @staticmethod
-    def _next_look(until: float, attempt: int) -> float:
-        return min(until, clock.lease_now() + poll_delay(attempt, cap=POLL_CAP))
+            await clock.current().wait_async(never, next_look(until, attempt))
 
     def wake_all(self) -> None:
         """Let everybody in this process who waits look for themselves."""
@@ -378,3 +374,8 @@ class RedisBackend(BaseBackend):
 
     def close(self) -> None:
         self.servers.close()
+
+
+def next_look(until: float, attempt: int) -> float:
+    """When to look again for who has no place in a queue."""
+    return min(until, clock.lease_now() + poll_delay(attempt, cap=POLL_CAP))

@@ -22,7 +22,16 @@ READ_SIZE = 65536
 class Link:
     """One connection. Speaks from one thread, or one task, at a time."""
 
-    __slots__ = ("_connection", "_socket", "_timeout", "address", "generation")
+    __slots__ = (
+        "_connection",
+        "_data",
+        "_socket",
+        "_timeout",
+        "address",
+        "generation",
+        "owed",
+        "since",
+    )
 
     def __init__(self, connection: Any, address: Address, timeout: float) -> None:
         self._connection = connection
@@ -31,6 +40,11 @@ class Link:
         self.block(True)
         self.address = address
         self.generation = 0
+        # How many replies to what was posted have not come yet.
+        self.owed = 0
+        # Since when one of them is waited for, on the monotonic clock.
+        self.since = 0.0
+        self._data = bytearray()
 
     def block(self, blocking: bool) -> None:
         """Whether it is for ask(), or for aask()."""
@@ -103,6 +117,40 @@ class Link:
                 data += more
                 with suppress(Incomplete):
                     return unpack(data)[0]
+
+    def fileno(self) -> int:
+        """For select() and poll()."""
+        return self._socket.fileno()
+
+    def post(self, request: bytes, replies: int = 1) -> None:
+        """Send what so many replies will come to, and wait for none; for a link that does not
+        block. OSError if the server takes no more."""
+        if not self.owed:
+            self.since = time.monotonic()
+        self.owed += replies
+        view = memoryview(request)
+        while view:
+            try:
+                view = view[self._socket.send(view) :]
+            except ssl.SSLWantReadError:
+                self._data += self._more()
+
+    def collect(self) -> list[Reply]:
+        """The replies to what was posted that have come meanwhile, in order."""
+        replies: list[Reply] = []
+        try:
+            while not replies:
+                self._data += self._more()
+                while self._data:
+                    reply, end = unpack(self._data)
+                    del self._data[:end]
+                    replies.append(reply)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError, Incomplete):
+            pass
+        if replies:
+            self.owed -= len(replies)
+            self.since = time.monotonic()
+        return replies
 
     async def _ready(self, *, writing: bool = False) -> None:
         loop = asyncio.get_running_loop()

@@ -67,8 +67,9 @@ def holder(fields: Sequence[bytes], now: int) -> Holder:
 
 
 def split(key: bytes, record: bytes) -> tuple[bytes, ...]:
-    """The fields of a record of one claim: see common.lua."""
+    """The fields of a record of one claim: see common.lua, and redlock.lua of the tab."""
     owner, _, text = record[49:].partition(b"\n")
+    owner = owner.partition(b"\t")[0]
     return (key, owner, record[:16], record[16:32], record[32:48], record[48:49], b"E", text)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ...exceptions import BackendUnavailable
@@ -97,6 +98,14 @@ class Servers:
         if type(reply) is ReplyError:
             return self._drive(self._again(hash_name, which, words, tail, reply, True))
         return reply
+
+    def request(self, which: Script, hash_name: bytes, words: Sequence[bytes]) -> bytes:
+        """A call of the script, for those who have a connection."""
+        return self._head(which, hash_name, len(words)) + packed(words)
+
+    def text(self, which: Script, hash_name: bytes, words: Sequence[bytes]) -> bytes:
+        """The same for a server that may not know the script."""
+        return pack(b"EVAL", which.text, b"1", hash_name, *self._words[0], *words)
 
     def _head(self, which: Script, hash_name: bytes, words: int) -> bytes:
         """How a call of the script begins; `words` are to follow."""

@@ -20,6 +20,13 @@ _PARTS = {
     "open": ("common", "open"),
     "turns_join": ("common", "turns_join"),
     "turns_call": ("common", "turns_call"),
+    "redlock_take": ("common", "redlock", "redlock_take"),
+    "redlock_raise": ("common", "redlock", "redlock_raise"),
+    "redlock_extend": ("common", "redlock", "redlock_extend"),
+    "redlock_release": ("common", "redlock", "redlock_release"),
+    "redlock_force": ("common", "redlock", "redlock_force"),
+    "redlock_quarantine": ("common", "redlock", "redlock_quarantine"),
+    "redlock_sweep": ("common", "redlock", "redlock_sweep"),
 }
 
 

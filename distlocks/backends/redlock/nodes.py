@@ -1,0 +1,328 @@
+"""Asking all servers at once, in one thread, for no longer than until the answer is clear."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from ... import clock
+from ...exceptions import BackendUnavailable
+from ...threads import JobThreads
+from ..offload import submit
+from ..redis import RedisBackend
+from ..redis.links import Link
+from ..redis.persistence import TIMED_OUT
+from ..redis.place import UNREACHABLE
+from ..redis.scripts import Script
+from ..redis.wire import Reply, ReplyError, pack
+
+T = TypeVar("T")
+
+# Seconds for which a server that does not answer is left alone. Somebody looks after it then, while
+# nobody waits for it.
+ABSENT = 0.5
+
+
+def real_now() -> float:
+    """The lease clock, also while a test has another in force: servers are real."""
+    return clock.Clock().now()
+
+
+class Node:
+    """One of the servers: the connections to it, and whether it is there."""
+
+    def __init__(self, half: RedisBackend, threads: JobThreads) -> None:
+        self.half = half
+        self.servers = half.servers
+        self.hash_name = half.servers.hashes[0]
+        self.address = half.place.address(b"")
+        self.timeout = half.place.timeout
+        self.threads = threads
+        self._mutex = threading.Lock()
+        # Nobody is to wait for it: it has not answered.
+        self.is_absent = False
+        self._retry_at = 0.0
+        self._is_looked_after = False
+        # Microseconds by which its clock is ahead of the lease clock; None if it never answered.
+        self.ahead_us: float | None = None
+        # What is to be said to it before anything else, and until when: see owe().
+        self._owed: dict[bytes, tuple[bytes, float]] = {}
+
+    def __str__(self) -> str:
+        return str(self.half.place)
+
+    # Connections
+
+    def idle(self) -> Link | None:
+        """A connection that is at hand, if the server has not been silent on it for too long."""
+        try:
+            link = self.servers.links.idle(self.address, blocking=False).pop()
+        except IndexError:
+            return None
+        if link.owed and time.monotonic() - link.since > self.timeout:
+            with suppress(*UNREACHABLE):
+                link.collect()
+            if link.owed:
+                self.drop(link)
+                self.lost()
+                return None
+        return link
+
+    def open_aside(self) -> Future[Link]:
+        """A new connection, opened in another thread."""
+        return submit(self.open, self.threads)
+
+    def open(self) -> Link:
+        """A new connection."""
+        try:
+            link = self.servers.links.open(self.address, blocking=False)
+        except BaseException:
+            self.lost()
+            raise
+        self.is_absent = False
+        self._settle(link)
+        return link
+
+    def give(self, link: Link) -> None:
+        self.servers.links.give(link, blocking=False)
+
+    def drop(self, link: Link) -> None:
+        self.servers.links.drop(link)
+
+    def lost(self) -> None:
+        """It does not answer: nobody waits for it until it does again."""
+        with self._mutex:
+            self.is_absent = True
+            self._retry_at = real_now() + ABSENT
+        self.servers.links.drop_idle(self.address)
+
+    def look_after(self) -> None:
+        """See in another thread whether it is there again, if it is time for that."""
+        with self._mutex:
+            if self._is_looked_after or real_now() < self._retry_at:
+                return
+            self._is_looked_after = True
+        self.threads.put(self._return)
+
+    def _return(self) -> None:
+        try:
+            with suppress(*UNREACHABLE, BackendUnavailable, ReplyError):
+                self.give(self.open())
+        finally:
+            self._is_looked_after = False
+
+    # What it has not confirmed
+
+    def owe(self, owner: bytes, which: Script, words: Sequence[bytes], until: float) -> None:
+        """It has not confirmed that something has ended: say it again when it is there, unless
+        that has ended by itself by then."""
+        request = self.servers.text(which, self.hash_name, words)
+        with self._mutex:
+            moment = real_now()
+            self._owed = {o: owed for o, owed in self._owed.items() if owed[1] > moment}
+            self._owed[owner] = (request, until)
+
+    def _settle(self, link: Link) -> None:
+        with self._mutex:
+            moment = real_now()
+            owed = [request for request, until in self._owed.values() if until > moment]
+        for request in owed:
+            link.post(request)
+
+    # Its clock
+
+    def heard(self, time_us: int) -> None:
+        """It has said what time it is."""
+        self.ahead_us = time_us - real_now() * 1e6
+
+
+class Round:
+    """Some requests to all nodes that are there, over one connection to each.
+
+    A node that is late with an answer that nobody waits for any more answers what is asked later
+    over the same connection after that: what was said to it first is done first.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self._links: dict[Node, Link] = {}
+        self._poll = select.poll()
+        self._by_file: dict[int, Node] = {}
+        # Who has not answered what was sent last: its request, and the script.
+        self._waiting: dict[Node, tuple[bytes, Script]] = {}
+        # On whose connection nobody has spoken before.
+        self._fresh: set[Node] = set()
+        self._failures: dict[Node, Exception] = {}
+        self._asked: Sequence[Node] = ()
+
+    def __enter__(self) -> Self:
+        opening: dict[Future[Link], Node] = {}
+        for node in self.nodes:
+            link = node.idle()
+            if link is not None:
+                self._hold(node, link)
+            elif node.is_absent:
+                node.look_after()
+                self._failures[node] = ConnectionError(f"{node} does not answer")
+            else:
+                opening[node.open_aside()] = node
+        if opening:
+            self._await(opening)
+        return self
+
+    def _await(self, opening: dict[Future[Link], Node]) -> None:
+        done, late = wait(opening, timeout=max(node.timeout for node in self.nodes))
+        for future in late:
+            # It is put at hand when it is there.
+            node = opening[future]
+            future.add_done_callback(lambda ready, node=node: _keep(node, ready))  # type: ignore[misc]
+            self._failures[node] = TimeoutError(f"{node} does not answer")
+        for future in done:
+            node = opening[future]
+            error = future.exception()
+            if error is None:
+                self._hold(node, future.result())
+                self._fresh.add(node)
+            elif isinstance(error, Exception):
+                self._failures[node] = error
+            else:
+                raise error
+
+    def _hold(self, node: Node, link: Link) -> None:
+        self._links[node] = link
+        self._by_file[link.fileno()] = node
+        self._poll.register(link.fileno(), select.POLLIN)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for node, link in self._links.items():
+            if error is None:
+                node.give(link)
+            else:
+                # Interrupted: nobody knows what has been sent.
+                node.drop(link)
+
+    def send(self, which: Script, words: Sequence[bytes], to: Sequence[Node] | None = None) -> None:
+        """Call a script on these nodes, or all; answers to what was sent before are not waited for
+        any more."""
+        self._waiting = {}
+        self._asked = self.nodes if to is None else to
+        for node in self._asked:
+            link = self._links.get(node)
+            if link is None:
+                continue
+            request = node.servers.request(which, node.hash_name, words)
+            self._waiting[node] = (request, which)
+            try:
+                link.post(request)
+            except UNREACHABLE as error:
+                self._again(node, error)
+
+    def answers(self) -> Iterator[tuple[Node, Reply]]:
+        """What they answer to what was sent last, as it comes; of those that do not, within the
+        time that a node has, the exception."""
+        for node in self._asked:
+            if node not in self._waiting:
+                yield node, self._failures.get(node) or ConnectionError(f"{node} was not asked")
+        give_up = real_now() + max(node.timeout for node in self.nodes)
+        while self._waiting:
+            left = give_up - real_now()
+            ready = self._poll.poll(max(left, 0.0) * 1000) if left > 0 else ()
+            if not ready and left <= 0:
+                break
+            for file, _ in ready:
+                node = self._by_file[file]
+                reply = self._read(node)
+                if reply is not None:
+                    yield node, reply
+        for node in list(self._waiting):
+            self._fail(node, TimeoutError(f"{node} has not answered within {node.timeout:g} s"))
+            yield node, self._failures[node]
+
+    def _read(self, node: Node) -> Reply:
+        """The node's answer to what was sent last, or its failure; None if it is still to come, or
+        nobody waits for it."""
+        link = self._links.get(node)
+        if link is None:
+            return None
+        try:
+            replies = link.collect()
+        except UNREACHABLE as error:
+            return self._again(node, error)
+        if link.owed or not replies or node not in self._waiting:
+            return None
+        request, which = self._waiting.pop(node)
+        reply = replies[-1]
+        if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
+            link.post(pack(b"SCRIPT", b"LOAD", which.text) + request, replies=2)
+            self._waiting[node] = (request, which)
+            return None
+        return reply
+
+    def _again(self, node: Node, error: Exception) -> Exception | None:
+        """Send it once more over a new connection, if the old one has broken while nobody spoke on
+        it: the server may have restarted, or closes those that are idle. The failure, if not."""
+        waiting = self._waiting.get(node)
+        may_have_been_closed = node not in self._fresh and not isinstance(error, TIMED_OUT)
+        self._fail(node, error)
+        if waiting is None:
+            return None
+        if not may_have_been_closed:
+            return error
+        try:
+            link = node.open()
+            self._hold(node, link)
+            self._fresh.add(node)
+            link.post(waiting[0])
+        except (*UNREACHABLE, BackendUnavailable) as again:
+            if node in self._links:
+                self._fail(node, again)
+            self._failures[node] = again
+            return again
+        del self._failures[node]
+        self._waiting[node] = waiting
+        return None
+
+    def _fail(self, node: Node, error: Exception) -> None:
+        link = self._links.pop(node)
+        self._poll.unregister(link.fileno())
+        del self._by_file[link.fileno()]
+        self._waiting.pop(node, None)
+        self._failures[node] = error
+        node.drop(link)
+        node.lost()
+
+    @property
+    def unanswered(self) -> list[Node]:
+        """Who has not answered what was sent last, and may yet do what it says."""
+        return [node for node in self.nodes if node in self._waiting or node in self._failures]
+
+
+def _keep(node: Node, ready: Future[Link]) -> None:
+    if ready.exception() is None:
+        node.give(ready.result())
+
+
+def of_each(
+    nodes: Sequence[Node], verb: Callable[[Node], T]
+) -> tuple[dict[Node, T], dict[Node, BackendUnavailable]]:
+    """What the verb returns for each node, in threads; or how it has failed."""
+    futures = {node: submit(lambda node=node: verb(node), node.threads) for node in nodes}  # type: ignore[misc]
+    found: dict[Node, T] = {}
+    failed: dict[Node, BackendUnavailable] = {}
+    for node, future in futures.items():
+        try:
+            found[node] = future.result()
+        except BackendUnavailable as error:
+            failed[node] = error
+    return found, failed
