@@ -126,10 +126,10 @@ class RedlockBackend(BaseBackend):
                 ballot.note(node, reply)
                 if ballot.is_decided:
                     break
-            if ballot.to_be_raised:
-                # Put one token on the keys, on a majority of the servers.
+            if ballot.is_to_be_raised:
+                # Also on those whose first answer is still to come.
                 words = (*whose, b"%d" % ballot.token, *keys)
-                together.send(script("redlock_raise"), words, ballot.to_be_raised)
+                together.send(script("redlock_raise"), words)
                 for node, reply in together.answers():
                     ballot.note_raised(node, reply)
                     if ballot.is_granted:
@@ -137,7 +137,7 @@ class RedlockBackend(BaseBackend):
             deadline = lease_deadline(sent, request.ttl_us / MICROSECOND)
             if not ballot.is_granted or clock.lease_now() >= deadline:
                 ballot.give_up()
-                self._undo(together, ballot, (*whose, b"0", *keys), request.hold_us)
+                self._undo(together, ballot, (*whose, b"", b"", b"0", *keys), request.hold_us)
         return ballot
 
     def _undo(self, together: Round, ballot: Ballot, words: Sequence[bytes], hold_us: int) -> None:
@@ -164,15 +164,16 @@ class RedlockBackend(BaseBackend):
     # Release and extend
 
     def release(self, grant: Grant) -> bool:
-        return self._end(grant.owner_id, grant.keys, grant.min_hold_us)
+        token, since = b"%d" % grant.fencing_tokens[0], b"%d" % grant.acquired_us
+        return self._end(grant, token, since, b"%d" % grant.min_hold_us)
 
     def abandon(self, request: Request) -> None:
-        self._end(request.owner_id, request.keys, 0)
+        self._end(request, b"", b"", b"0")
 
-    def _end(self, owner_id: str, names: Sequence[str], min_hold_us: int) -> bool:
+    def _end(self, what: Grant | Request, token: bytes, since: bytes, min_hold: bytes) -> bool:
         which = script("redlock_release")
-        owner = owner_id.encode()
-        words = (owner, b"", b"%d" % min_hold_us, *[name.encode() for name in names])
+        owner = what.owner_id.encode()
+        words = (owner, b"", token, since, min_hold, *[key.encode() for key in what.keys])
         yes = no = 0
         failures: dict[Node, object] = {}
         decided: bool | None = None

@@ -44,6 +44,8 @@ class Settings:
         # Twice: a token that was agreed upon may be ahead of this server by the difference of the
         # clocks, and what was proposed for it ahead of the other by as much.
         self.tokens_ahead = 2 * self.clock_skew
+        # Seconds for which a server does not vote that has lost its memory.
+        self.quarantine = self._params.max_ttl + self.tokens_ahead
 
     def halves(self) -> list[RedisBackend]:
         """A Redis backend for each server, which knows how to speak with it."""
@@ -76,7 +78,7 @@ class Settings:
         options = {
             "url": url,
             "namespace": self._namespace(),
-            "quarantine": self._params.max_ttl + self.tokens_ahead,
+            "quarantine": self.quarantine,
             "connection": {**timeouts, **connection},
         }
         for name in ("db", "max_connections", "incarnation_guard"):

@@ -84,12 +84,9 @@ class Ballot:
     # A common token
 
     @property
-    def to_be_raised(self) -> list[Node]:
-        """Who has taken the keys with another value than the token to be agreed upon; empty if
-        none is."""
-        if self._outcome is not Outcome.TO_BE_RAISED:
-            return []
-        return [node for node in self._values if node not in self._raised]
+    def is_to_be_raised(self) -> bool:
+        """Whether a majority has the keys, and a token is to be agreed upon."""
+        return self._outcome is Outcome.TO_BE_RAISED
 
     def note_raised(self, node: Node, reply: Reply) -> None:
         """An answer of the script redlock_raise."""
@@ -198,9 +195,10 @@ class Extensions:
         owners: list[str] = []
         for extension in self._extensions:
             grant = extension.grant
-            terms = b"%d" % extension.ttl_us, b"%d" % grant.min_hold_us
-            for key in grant.keys:
-                words += (key.encode(), grant.owner_id.encode(), *terms)
+            owner, since = grant.owner_id.encode(), b"%d" % grant.acquired_us
+            terms = since, b"%d" % extension.ttl_us, b"%d" % grant.min_hold_us
+            for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
+                words += (key.encode(), owner, b"%d" % token, *terms)
                 owners.append(grant.owner_id)
             if len(owners) >= EXTENDED_AT_ONCE:
                 yield words, owners

@@ -15,7 +15,7 @@ from distlocks import locks
 from distlocks.backends.redis import RedisBackend
 from tests.integration.nemesis.scene import Scene
 from tests.integration.nemesis.store import ALIAS, GuardedStore
-from tests.integration.nemesis.topologies import Alone, Proxied, Six, Topology, Trio
+from tests.integration.nemesis.topologies import Alone, Five, Proxied, Six, Topology, Trio
 from tests.integration.rig import worker
 from tests.integration.rig.conductor import Rig
 from tests.servers import session
@@ -23,7 +23,7 @@ from tests.servers.children import Child, Spawner
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer, ValkeyServer
-from tests.servers.redis_groups import ClusterGroup, SentinelGroup
+from tests.servers.redis_groups import ClusterGroup, IndependentGroup, SentinelGroup
 from tests.settings import REDIS_BACKEND
 
 # Seconds: of every lease here, and so of every quarantine.
@@ -81,6 +81,22 @@ def cluster() -> Iterator[Six]:
         yield Six(group)
 
 
+@pytest.fixture(scope="package")
+def five() -> Iterator[IndependentGroup]:
+    with _own(IndependentGroup) as group:
+        yield group
+
+
+@pytest.fixture
+def quorum(five: IndependentGroup) -> Iterator[Five]:
+    five.heal()
+    with ExitStack() as running:
+        proxies = [
+            running.enter_context(FaultProxy(member.host, member.port)) for member in five.members
+        ]
+        yield Five(five, proxies)
+
+
 @pytest.fixture
 def stage(
     request: pytest.FixtureRequest, fork_server: Child, databases: None, tmp_path: Path, key: str
@@ -103,8 +119,9 @@ def stage(
             topology: Topology = request.getfixturevalue(name)
             topology.heal()
             number = next(numbers)
-            entry = {"BACKEND": REDIS_BACKEND, "TTL": ttl, "MAX_TTL": ttl}
-            common = {"namespace": f"{key[-12:]}{number}", **(options or {})}
+            entry = {"BACKEND": topology.backend, "TTL": ttl, "MAX_TTL": ttl}
+            namespace = {"namespace": f"{key[-12:]}{number}"}
+            common = {**namespace, **topology.more_options, **(options or {})}
             stores = {
                 "default": settings.DISTLOCKS["default"],
                 ALIAS: {**entry, "OPTIONS": {**topology.options_of_workers(), **common}},
@@ -129,6 +146,7 @@ def stage(
                 worker=WORKER,
                 database="postgres",
                 stores=stores,
+                dated=topology.dates_grants,
                 **plan,
             )
             running.callback(rig.close)

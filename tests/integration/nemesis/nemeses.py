@@ -128,6 +128,61 @@ def connections_cut(scene: Scene) -> None:
     scene.proxy.mode = "pass"
 
 
+# What befalls some of five servers
+
+
+def some_down(scene: Scene) -> None:
+    """One, then two; then they are back, with what they knew."""
+    members = scene.quorum.group.members[:2]
+    for member in members:
+        member.snapshot()
+        member.kill()
+        scene.await_grants(2)
+    for member in members:
+        member.start()
+
+
+def some_restarted_empty(scene: Scene) -> None:
+    """One after the other, until there is no majority that remembers."""
+    for number, member in enumerate(scene.quorum.group.members[:3]):
+        member.kill()
+        for path in member.folder.glob("*.rdb"):
+            path.unlink()
+        member.start()
+        if number < 2:
+            scene.await_grants(1)
+
+
+def some_paused(scene: Scene) -> None:
+    """One, then two, which do later what they were asked meanwhile."""
+    members = scene.quorum.group.members[1:3]
+    for member in members:
+        member.pause()
+        scene.await_grants(2)
+    for member in members:
+        member.resume()
+
+
+def some_slow(scene: Scene) -> None:
+    for proxy in scene.quorum.proxies[:2]:
+        proxy.delay = 0.1
+        proxy.answers = "delay"
+        scene.await_grants(2)
+    for proxy in scene.quorum.proxies[:2]:
+        proxy.mode = "pass"
+
+
+def some_cut_off(scene: Scene) -> None:
+    """One, then two, and for a while a third, of which the answers do not come back."""
+    for proxy in scene.quorum.proxies[:2]:
+        proxy.mode = "blackhole"
+        scene.await_grants(2)
+    scene.quorum.proxies[2].answers = "blackhole"
+    time.sleep(FAULT)
+    for proxy in scene.quorum.proxies[:3]:
+        proxy.mode = "pass"
+
+
 # What befalls the workers
 
 
@@ -192,5 +247,14 @@ NEMESES: dict[str, tuple[Nemesis, ...]] = {
     "alone": (*AMNESIAS, flushed, evicted, scripts_flushed, *OF_WORKERS[:2]),
     "proxied": (answers_delayed, answers_dropped, requests_held_back, connections_cut),
     "sentinel": (*AMNESIAS, locks_and_scripts_flushed, failed_over, workers_killed_and_paused),
+    "quorum": (
+        some_down,
+        some_restarted_empty,
+        some_paused,
+        some_slow,
+        some_cut_off,
+        locks_and_scripts_flushed,
+        holders_killed_and_paused,
+    ),
     "cluster": (*AMNESIAS, locks_and_scripts_flushed, failed_over, workers_killed_and_paused),
 }

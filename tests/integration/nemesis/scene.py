@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from distlocks import locks
-from distlocks.backends.redis import RedisBackend
 from distlocks.clock import lease_now
 from tests.integration.nemesis.nemeses import Nemesis, wait_for
 from tests.integration.nemesis.store import ALIAS
-from tests.integration.nemesis.topologies import Proxied, Topology
+from tests.integration.nemesis.topologies import Five, Proxied, Topology
 from tests.integration.rig.checker import Report
 from tests.integration.rig.conductor import Rig
 from tests.servers import processes
@@ -37,10 +36,8 @@ class Scene:
         self._holders: list[str] = []
 
     @property
-    def backend(self) -> RedisBackend:
-        found = locks[ALIAS]
-        assert isinstance(found, RedisBackend)
-        return found
+    def backend(self) -> Any:
+        return locks[ALIAS]
 
     @property
     def hash_name(self) -> bytes:
@@ -51,6 +48,11 @@ class Scene:
     def server(self) -> RedisServer:
         """Which has the first key now."""
         return self.topology.primary_of(self.hash_name)
+
+    @property
+    def quorum(self) -> Five:
+        assert isinstance(self.topology, Five)
+        return self.topology
 
     @property
     def proxy(self) -> FaultProxy:
@@ -166,18 +168,7 @@ class Scene:
         for _ in backend.sweep(older_than=3600, batch_size=1000):
             pass
         found: list[Any] = list(backend.holders())
-        for key in self.rig.keys:
-            found += backend.waiters(key)
-        namespace = backend.settings.namespace
-        for server in self.topology.primaries:
-            with server.client() as client:
-                for name in client.scan_iter(match=f"{{{namespace}*", count=1000):
-                    if name not in backend.servers.hashes:
-                        if client.ttl(name) < 0:
-                            found.append(name)
-                        continue
-                    for field, value in client.hgetall(name).items():
-                        # Freed, reserved and cooling ones are remembered for a while.
-                        if field[:2] == b"\x01q" or value[48:49] == b"E":
-                            found.append((name, field, value))
-        return found
+        if backend.supports_waiters:
+            for key in self.rig.keys:
+                found += backend.waiters(key)
+        return found + self.topology.remains(backend)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
-from tests.servers.redis_groups import ClusterGroup, SentinelGroup
+from tests.servers.redis_groups import ClusterGroup, IndependentGroup, SentinelGroup
+from tests.settings import REDIS_BACKEND
 
 # Seconds: how long a worker waits for an answer.
 SOCKET_TIMEOUT = 0.6
@@ -19,6 +21,11 @@ class Topology(ABC):
     """Servers of the tests' own that hold the locks of one alias."""
 
     name: ClassVar[str]
+    # The class of the alias, and what its OPTIONS have beside where the servers are.
+    backend: ClassVar[str] = REDIS_BACKEND
+    more_options: ClassVar[dict[str, Any]] = {}
+    # Does a grant tell when it was made, by a clock that was read at that moment?
+    dates_grants: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -43,6 +50,28 @@ class Topology(ABC):
 
     def heal(self) -> None:
         """Have everything run again as it should."""
+
+    def remains(self, backend: Any) -> list[Any]:
+        """After a sweep: what is still taken, or lies about for ever."""
+        found: list[Any] = []
+        for server in self.primaries:
+            with server.client() as client:
+                for name in client.scan_iter(match=f"{{{backend.settings.namespace}*", count=1000):
+                    if name not in backend.servers.hashes:
+                        if client.ttl(name) < 0:
+                            found.append(name)
+                        continue
+                    found += _taken(client, name)
+        return found
+
+
+def _taken(client: Any, hash_name: bytes) -> list[Any]:
+    # Freed, reserved and cooling ones are remembered for a while.
+    return [
+        (hash_name, field, value)
+        for field, value in client.hgetall(hash_name).items()
+        if field[:2] == b"\x01q" or value[48:49] == b"E"
+    ]
 
 
 class Alone(Topology):
@@ -142,3 +171,43 @@ class Six(Topology):
 
     def heal(self) -> None:
         self.group.heal()
+
+
+class Five(Topology):
+    """Servers that know nothing of each other, each with a proxy between it and the workers."""
+
+    name = "quorum"
+    backend = "distlocks.backends.redlock.RedlockBackend"
+    more_options: ClassVar[dict[str, Any]] = {"clock_skew": 0.1}
+    # The time of asking is proposed for it.
+    dates_grants = False
+
+    def __init__(self, group: IndependentGroup, proxies: Sequence[FaultProxy]) -> None:
+        self.group = group
+        self.proxies = proxies
+
+    @property
+    def primaries(self) -> list[RedisServer]:
+        return self.group.members
+
+    def primary_of(self, hash_name: bytes) -> RedisServer:
+        return self.group.members[0]
+
+    def options(self) -> dict[str, Any]:
+        return {"servers": [member.url for member in self.group.members]}
+
+    def options_of_workers(self) -> dict[str, Any]:
+        urls = [f"redis://{proxy.host}:{proxy.port}/0" for proxy in self.proxies]
+        return {"servers": urls, "node_timeout": SOCKET_TIMEOUT / 2}
+
+    def heal(self) -> None:
+        self.group.heal()
+        for proxy in self.proxies:
+            proxy.mode = "pass"
+
+    def remains(self, backend: Any) -> list[Any]:
+        found: list[Any] = []
+        for node, server in zip(backend.nodes, self.group.members, strict=True):
+            with server.client() as client:
+                found += _taken(client, node.hash_name)
+        return found

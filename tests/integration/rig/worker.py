@@ -106,7 +106,8 @@ class Worker:
         self._clock = CLOCKS[connections[self.database].vendor]
         # MariaDB's clock stands still in a statement, which may have begun while another still
         # held the key: no proof against a worker that does right.
-        self._dated = connections[self.database].vendor != "mysql" or bool(plan.get("control"))
+        is_dated = connections[self.database].vendor != "mysql" or bool(plan.get("control"))
+        self._dated = is_dated and plan.get("dated", True)
         if control := plan.get("control"):
             getattr(controls, control)()
         if plan.get("noting"):

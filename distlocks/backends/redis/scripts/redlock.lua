@@ -26,6 +26,11 @@ local function is_live(v)
   return v and sub(v, 49, 49) ~= 'F' and sub(v, 1, 16) > now_s
 end
 
+-- Whether a record is of this grant. The token is that of a majority: on this node, it may be higher.
+local function is_of(v, owner, token, since)
+  return whose(v) == owner and sub(v, 17, 32) >= digits(token) and sub(v, 33, 48) == digits(since)
+end
+
 -- Keeps: the token of a record that is gone is not put on its key again.
 local function forget(k, v)
   local token = sub(v, 17, 32)
