@@ -28,6 +28,7 @@ NAMES: dict[str, tuple[type[Server], ...]] = {
     "redis.renewal": (RedisServer,),
     "redis.memory": (RedisServer,),
     "redis.fastpath": (RedisServer, PostgresServer),
+    "redis.redlock": (RedisServer,),
 }
 
 

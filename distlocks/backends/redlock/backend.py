@@ -137,17 +137,15 @@ class RedlockBackend(BaseBackend):
             deadline = lease_deadline(sent, request.ttl_us / MICROSECOND)
             if not ballot.is_granted or clock.lease_now() >= deadline:
                 ballot.give_up()
-                self._undo(together, ballot, (*whose, b"", b"", b"0", *keys), request.hold_us)
+                # Free what was taken in vain, also where the answer is still to come.
+                words = (*whose, b"", b"0", *keys)
+                together.end(script("redlock_release"), words, request.hold_us / MICROSECOND)
+                self._await_ends(together, ballot)
         return ballot
 
-    def _undo(self, together: Round, ballot: Ballot, words: Sequence[bytes], hold_us: int) -> None:
-        """Free what was taken in vain, on every server, also where the answer is still to come."""
-        which = script("redlock_release")
-        together.send(which, words)
-        until = real_now() + hold_us / MICROSECOND
-        for node in self.nodes:
-            if node not in ballot.answered:
-                node.owe(words[1], which, words, until)
+    @staticmethod
+    def _await_ends(together: Round, ballot: Ballot) -> None:
+        """Until those that have taken the keys have freed them."""
         waited_for = set(ballot.takers)
         for node, _ in together.answers():
             waited_for.discard(node)
@@ -164,21 +162,19 @@ class RedlockBackend(BaseBackend):
     # Release and extend
 
     def release(self, grant: Grant) -> bool:
-        token, since = b"%d" % grant.fencing_tokens[0], b"%d" % grant.acquired_us
-        return self._end(grant, token, since, b"%d" % grant.min_hold_us)
+        return self._end(grant, b"%d" % grant.fencing_tokens[0], b"%d" % grant.min_hold_us)
 
     def abandon(self, request: Request) -> None:
-        self._end(request, b"", b"", b"0")
+        self._end(request, b"", b"0")
 
-    def _end(self, what: Grant | Request, token: bytes, since: bytes, min_hold: bytes) -> bool:
-        which = script("redlock_release")
-        owner = what.owner_id.encode()
-        words = (owner, b"", token, since, min_hold, *[key.encode() for key in what.keys])
+    def _end(self, what: Grant | Request, token: bytes, min_hold: bytes) -> bool:
+        keys = [key.encode() for key in what.keys]
+        words = (what.owner_id.encode(), b"", token, min_hold, *keys)
         yes = no = 0
         failures: dict[Node, object] = {}
         decided: bool | None = None
         with Round(self.nodes) as together:
-            together.send(which, words)
+            together.end(script("redlock_release"), words, self.params.max_ttl)
             for node, reply in together.answers():
                 if not isinstance(reply, bytes):
                     failures[node] = reply
@@ -189,8 +185,6 @@ class RedlockBackend(BaseBackend):
                 decided = verdict(len(self.nodes), yes, no)
                 if decided is not None:
                     break
-            for node in together.unanswered:
-                node.owe(owner, which, words, real_now() + self.params.max_ttl)
         if decided is None and len(failures) > len(self.nodes) - majority(len(self.nodes)):
             raise self._no_majority(failures)
         # Where those that answer are too few to be sure: what most of them say.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from ... import clock
 from ...exceptions import BackendUnavailable
@@ -19,7 +19,7 @@ from ..redis import RedisBackend
 from ..redis.links import Link
 from ..redis.persistence import TIMED_OUT
 from ..redis.place import UNREACHABLE
-from ..redis.scripts import Script
+from ..redis.scripts import Script, script
 from ..redis.wire import Reply, ReplyError, pack
 
 T = TypeVar("T")
@@ -32,6 +32,20 @@ ABSENT = 0.5
 def real_now() -> float:
     """The lease clock, also while a test has another in force: servers are real."""
     return clock.Clock().now()
+
+
+# What is asked of a server all the time: it knows it from the first connection on.
+_SCRIPTS = [script(f"redlock_{name}") for name in ("take", "raise", "release", "extend")]
+_LOADS = b"".join([pack(b"SCRIPT", b"LOAD", one.text) for one in _SCRIPTS])
+
+
+class Ending(NamedTuple):
+    """The call of a script that ends something, and the moment on the lease clock at which that
+    has ended by itself."""
+
+    which: Script
+    words: Sequence[bytes]
+    until: float
 
 
 class Node:
@@ -51,8 +65,12 @@ class Node:
         self._is_looked_after = False
         # Microseconds by which its clock is ahead of the lease clock; None if it never answered.
         self.ahead_us: float | None = None
-        # What is to be said to it before anything else, and until when: see owe().
-        self._owed: dict[bytes, tuple[bytes, float]] = {}
+        # What it has not confirmed: see owe(). By connection, while that may still come; of those
+        # that have broken, in the order in which they did.
+        self._unconfirmed: dict[Link, list[Ending]] = {}
+        self._owed: list[Ending] = []
+        # Connections on which something was refused that nobody waited for.
+        self._refused: set[Link] = set()
 
     def __str__(self) -> str:
         return str(self.half.place)
@@ -65,14 +83,26 @@ class Node:
             link = self.servers.links.idle(self.address, blocking=False).pop()
         except IndexError:
             return None
-        if link.owed and time.monotonic() - link.since > self.timeout:
+        if link.owed:
             with suppress(*UNREACHABLE):
-                link.collect()
-            if link.owed:
+                self.passed_over(link, link.collect())
+            if link.owed and time.monotonic() - link.since > self.timeout:
                 self.drop(link)
                 self.lost()
                 return None
+        if link in self._refused:
+            self._refused.discard(link)
+            self._owed += self._unconfirmed.pop(link, ())
+            self._greet(link)
         return link
+
+    def passed_over(self, link: Link, replies: Sequence[Reply]) -> None:
+        """These have come over the connection, and nobody waits for them."""
+        if any(isinstance(reply, ReplyError) for reply in replies):
+            # It has forgotten the scripts.
+            self._refused.add(link)
+        elif not link.owed and link not in self._refused:
+            self._unconfirmed.pop(link, None)
 
     def open_aside(self) -> Future[Link]:
         """A new connection, opened in another thread."""
@@ -85,14 +115,21 @@ class Node:
         except BaseException:
             self.lost()
             raise
+        try:
+            self._greet(link)
+        except BaseException:
+            self.drop(link)
+            self.lost()
+            raise
         self.is_absent = False
-        self._settle(link)
         return link
 
     def give(self, link: Link) -> None:
         self.servers.links.give(link, blocking=False)
 
     def drop(self, link: Link) -> None:
+        self._owed += self._unconfirmed.pop(link, ())
+        self._refused.discard(link)
         self.servers.links.drop(link)
 
     def lost(self) -> None:
@@ -100,7 +137,10 @@ class Node:
         with self._mutex:
             self.is_absent = True
             self._retry_at = real_now() + ABSENT
-        self.servers.links.drop_idle(self.address)
+        idle = self.servers.links.idle(self.address, blocking=False)
+        while idle:
+            with suppress(IndexError):
+                self.drop(idle.pop())
 
     def look_after(self) -> None:
         """See in another thread whether it is there again, if it is time for that."""
@@ -119,21 +159,28 @@ class Node:
 
     # What it has not confirmed
 
-    def owe(self, owner: bytes, which: Script, words: Sequence[bytes], until: float) -> None:
-        """It has not confirmed that something has ended: say it again when it is there, unless
-        that has ended by itself by then."""
-        request = self.servers.text(which, self.hash_name, words)
-        with self._mutex:
+    def owe(self, link: Link | None, ending: Ending) -> None:
+        """It has been told over this connection, or could not be told, that something has ended,
+        and has not confirmed it. If the connection breaks, it is told again over the next."""
+        if link is None:
             moment = real_now()
-            self._owed = {o: owed for o, owed in self._owed.items() if owed[1] > moment}
-            self._owed[owner] = (request, until)
+            with self._mutex:
+                # Past that, it has ended by itself.
+                self._owed = [*(one for one in self._owed if one.until > moment), ending]
+        else:
+            self._unconfirmed.setdefault(link, []).append(ending)
 
-    def _settle(self, link: Link) -> None:
+    def _greet(self, link: Link) -> None:
+        """Say first what it has to know, and what it has not confirmed elsewhere."""
+        link.post(_LOADS, replies=len(_SCRIPTS))
         with self._mutex:
-            moment = real_now()
-            owed = [request for request, until in self._owed.values() if until > moment]
-        for request in owed:
-            link.post(request)
+            owed, self._owed = self._owed, []
+        moment = real_now()
+        for ending in owed:
+            if ending.until > moment:
+                # By its text: a server that has restarted does not know the script.
+                link.post(self.servers.text(ending.which, self.hash_name, ending.words))
+                self.owe(link, ending)
 
     # Its clock
 
@@ -159,7 +206,7 @@ class Round:
         # On whose connection nobody has spoken before.
         self._fresh: set[Node] = set()
         self._failures: dict[Node, Exception] = {}
-        self._asked: Sequence[Node] = ()
+        self._ending: Ending | None = None
 
     def __enter__(self) -> Self:
         opening: dict[Future[Link], Node] = {}
@@ -205,6 +252,7 @@ class Round:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._owe()
         for node, link in self._links.items():
             if error is None:
                 node.give(link)
@@ -216,12 +264,13 @@ class Round:
         """Call a script on these nodes, or all; answers to what was sent before are not waited for
         any more."""
         self._waiting = {}
-        self._asked = self.nodes if to is None else to
-        for node in self._asked:
+        # The same for all: they differ in where they are.
+        first = self.nodes[0]
+        request = first.servers.request(which, first.hash_name, words)
+        for node in self.nodes:
             link = self._links.get(node)
             if link is None:
                 continue
-            request = node.servers.request(which, node.hash_name, words)
             self._waiting[node] = (request, which)
             try:
                 link.post(request)
@@ -231,7 +280,7 @@ class Round:
     def answers(self) -> Iterator[tuple[Node, Reply]]:
         """What they answer to what was sent last, as it comes; of those that do not, within the
         time that a node has, the exception."""
-        for node in self._asked:
+        for node in self.nodes:
             if node not in self._waiting:
                 yield node, self._failures.get(node) or ConnectionError(f"{node} was not asked")
         give_up = real_now() + max(node.timeout for node in self.nodes)
@@ -260,7 +309,9 @@ class Round:
         except UNREACHABLE as error:
             return self._again(node, error)
         if link.owed or not replies or node not in self._waiting:
+            node.passed_over(link, replies)
             return None
+        node.passed_over(link, replies[:-1])
         request, which = self._waiting.pop(node)
         reply = replies[-1]
         if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
@@ -302,10 +353,18 @@ class Round:
         node.drop(link)
         node.lost()
 
-    @property
-    def unanswered(self) -> list[Node]:
-        """Who has not answered what was sent last, and may yet do what it says."""
-        return [node for node in self.nodes if node in self._waiting or node in self._failures]
+    def end(self, which: Script, words: Sequence[bytes], life: float) -> None:
+        """Like send(), for what ends something that would end by itself in `life` seconds. Who does
+        not confirm it before the round is over is told until then."""
+        self.send(which, words)
+        self._ending = Ending(which, tuple(words), real_now() + life)
+
+    def _owe(self) -> None:
+        """Note who has not confirmed what ends something."""
+        if self._ending is not None:
+            for node in self.nodes:
+                if node in self._waiting or node in self._failures:
+                    node.owe(self._links.get(node), self._ending)
 
 
 def _keep(node: Node, ready: Future[Link]) -> None:

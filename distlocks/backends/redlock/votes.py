@@ -195,8 +195,8 @@ class Extensions:
         owners: list[str] = []
         for extension in self._extensions:
             grant = extension.grant
-            owner, since = grant.owner_id.encode(), b"%d" % grant.acquired_us
-            terms = since, b"%d" % extension.ttl_us, b"%d" % grant.min_hold_us
+            owner = grant.owner_id.encode()
+            terms = b"%d" % extension.ttl_us, b"%d" % grant.min_hold_us
             for key, token in zip(grant.keys, grant.fencing_tokens, strict=True):
                 words += (key.encode(), owner, b"%d" % token, *terms)
                 owners.append(grant.owner_id)

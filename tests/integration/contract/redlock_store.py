@@ -7,14 +7,17 @@ from typing import Any
 from django.conf import settings
 
 from distlocks import Lease
+from distlocks.backends.redis.links import Link
 from distlocks.backends.redis.wire import ReplyError, pack
 from distlocks.backends.redlock import RedlockBackend
+from distlocks.backends.redlock.nodes import Node
 from distlocks.claims import to_us
 from distlocks.keys import check_key
 from tests.integration.contract.redis_stores import FORGET, MOVE
 from tests.integration.contract.stores import Store
 from tests.servers import session
 from tests.settings import redis_stores
+from tests.waiting import eventually
 
 
 class RedlockStore(Store):
@@ -37,6 +40,7 @@ class RedlockStore(Store):
         """What each server answers to a command, `{}` in which stands for its hash."""
 
         def ask() -> list[Any]:
+            self.settle()
             replies = []
             for node in self.redlock.nodes:
                 whole = [str(word).encode().replace(b"{}", node.hash_name) for word in words]
@@ -47,6 +51,19 @@ class RedlockStore(Store):
 
         found: list[Any] = self.aside(ask)
         return found
+
+    def settle(self) -> None:
+        """Wait for the answers of those servers that the others did not wait for."""
+        for node in self.redlock.nodes:
+            links = node.servers.links.idle(node.address, blocking=False)
+            for link in list(links):
+                eventually(lambda link=link, node=node: self._has_all(node, link))  # type: ignore[misc]
+
+    @staticmethod
+    def _has_all(node: Node, link: Link) -> bool:
+        if link.owed:
+            node.passed_over(link, link.collect())
+        return not link.owed
 
     def row(self, key: str) -> Any:
         record = self.command("HGET", "{}", self.backend.prefix + key)[0]

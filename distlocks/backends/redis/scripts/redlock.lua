@@ -5,16 +5,19 @@
 -- quarantine: above every token from before it.
 local call, sub = redis.call, string.sub
 
--- µs until this node may vote again, 0 in ordinary times.
-local function silent()
-  local about = call('HMGET', H, '\1r', '\1y')
+-- µs until this node may vote again, 0 in ordinary times. `about` are its fields "\1r", "\1y" and
+-- "\1t".
+local function silent(about)
   local left = quarantined(about[1], about[2])
-  if left > 0 then
-    -- Clocks of nodes differ by less than half of what the quarantine is longer than a lease.
-    local floor = tonumber(call('HGET', H, '\1t') or '0')
-    if now + left > floor then call('HSET', H, '\1t', digits(now + left)) end
+  if left > 0 and now + left > tonumber(about[3] or 0) then
+    -- Tokens are ahead of this clock by less than what the quarantine is longer than a lease.
+    call('HSET', H, '\1t', digits(now + left))
   end
   return left
+end
+
+local function is_silent()
+  return silent(call('HMGET', H, '\1r', '\1y', '\1t')) > 0
 end
 
 -- The owner id, the number of its try, and who it is.
@@ -26,9 +29,10 @@ local function is_live(v)
   return v and sub(v, 49, 49) ~= 'F' and sub(v, 1, 16) > now_s
 end
 
--- Whether a record is of this grant. The token is that of a majority: on this node, it may be higher.
-local function is_of(v, owner, token, since)
-  return whose(v) == owner and sub(v, 17, 32) >= digits(token) and sub(v, 33, 48) == digits(since)
+-- Whether a record is of this grant: a majority has just its token. On a node that has another, which
+-- is rare, the key stays taken until its lease ends.
+local function is_of(v, owner, token)
+  return sub(v, 50, 50 + #owner) == owner .. '\t' and sub(v, 17, 32) == digits(token)
 end
 
 -- Keeps: the token of a record that is gone is not put on its key again.

@@ -1,7 +1,7 @@
 -- For how many µs this node does not vote. Begins it where its memory is not this server's.
 -- Keeps: tokens from before the quarantine stay below those after it, also when it is ended early.
 -- ARGV: -, -, '1' to end it at once, how far tokens may have been ahead of this node's clock in µs.
-local left = silent()
+local left = silent(call('HMGET', H, '\1r', '\1y', '\1t'))
 if left > 0 and ARGV[3] == '1' then
   call('HDEL', H, '\1y')
   call('HSET', H, '\1t', digits(now + ARGV[4]))
