@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds for which servers are waited for that are late, before a common token is agreed upon.
+RAISE_PATIENCE = 0.05
 # How often those who have asked at once, so that nobody has got it, ask again at once.
 SPLITS = 6
 # About as many seconds as it takes to ask: then they are spread out.
@@ -126,7 +128,11 @@ class RedlockBackend(BaseBackend):
                 ballot.note(node, reply)
                 if ballot.is_decided:
                     break
+                if ballot.is_to_be_raised:
+                    # What each has put on the keys counts: all are to have one token.
+                    together.hurry(RAISE_PATIENCE)
             if ballot.is_to_be_raised:
+                ballot.begin_to_raise()
                 # Also on those whose first answer is still to come.
                 words = (*whose, b"%d" % ballot.token, *keys)
                 together.send(script("redlock_raise"), words)

@@ -21,6 +21,7 @@ from ..redis.persistence import TIMED_OUT
 from ..redis.place import UNREACHABLE
 from ..redis.scripts import Script, script
 from ..redis.wire import Reply, ReplyError, pack
+from .quorum import majority
 
 T = TypeVar("T")
 
@@ -206,25 +207,33 @@ class Round:
         # On whose connection nobody has spoken before.
         self._fresh: set[Node] = set()
         self._failures: dict[Node, Exception] = {}
+        # Those that have not answered lately: asked only if the others are no majority.
+        self._set_aside: list[Node] = []
+        self._patience = max(node.timeout for node in nodes)
+        self._give_up, self._in_a_hurry = 0.0, False
+        self._last: tuple[bytes, Script] | None = None
         self._ending: Ending | None = None
 
     def __enter__(self) -> Self:
-        opening: dict[Future[Link], Node] = {}
+        opening: list[Node] = []
         for node in self.nodes:
             link = node.idle()
             if link is not None:
                 self._hold(node, link)
             elif node.is_absent:
                 node.look_after()
-                self._failures[node] = ConnectionError(f"{node} does not answer")
+                self._set_aside.append(node)
             else:
-                opening[node.open_aside()] = node
-        if opening:
-            self._await(opening)
+                opening.append(node)
+        self._open(opening)
         return self
 
-    def _await(self, opening: dict[Future[Link], Node]) -> None:
-        done, late = wait(opening, timeout=max(node.timeout for node in self.nodes))
+    def _open(self, nodes: Sequence[Node]) -> None:
+        """Open connections to these, all at once."""
+        if not nodes:
+            return
+        opening = {node.open_aside(): node for node in nodes}
+        done, late = wait(opening, timeout=self._patience)
         for future in late:
             # It is put at hand when it is there.
             node = opening[future]
@@ -266,28 +275,33 @@ class Round:
         self._waiting = {}
         # The same for all: they differ in where they are.
         first = self.nodes[0]
-        request = first.servers.request(which, first.hash_name, words)
-        for node in self.nodes:
-            link = self._links.get(node)
-            if link is None:
-                continue
-            self._waiting[node] = (request, which)
-            try:
-                link.post(request)
-            except UNREACHABLE as error:
-                self._again(node, error)
+        self._last = first.servers.request(which, first.hash_name, words), which
+        for node in list(self._links):
+            self._post(node)
+
+    def _post(self, node: Node) -> None:
+        assert self._last is not None
+        self._waiting[node] = self._last
+        try:
+            self._links[node].post(self._last[0])
+        except UNREACHABLE as error:
+            self._again(node, error)
 
     def answers(self) -> Iterator[tuple[Node, Reply]]:
         """What they answer to what was sent last, as it comes; of those that do not, within the
         time that a node has, the exception."""
-        for node in self.nodes:
-            if node not in self._waiting:
-                yield node, self._failures.get(node) or ConnectionError(f"{node} was not asked")
-        give_up = real_now() + max(node.timeout for node in self.nodes)
-        while self._waiting:
-            left = give_up - real_now()
-            ready = self._poll.poll(max(left, 0.0) * 1000) if left > 0 else ()
-            if not ready and left <= 0:
+        for node, failure in list(self._failures.items()):
+            yield node, failure
+        self._give_up, self._in_a_hurry = real_now() + self._patience, False
+        while self._waiting or self._are_needed():
+            if not self._waiting:
+                yield from self._bring_in()
+                continue
+            left = self._give_up - real_now()
+            ready = self._poll.poll(left * 1000) if left > 0 else ()
+            if left <= 0 and self._in_a_hurry:
+                return
+            if left <= 0:
                 break
             for file, _ in ready:
                 node = self._by_file[file]
@@ -297,6 +311,28 @@ class Round:
         for node in list(self._waiting):
             self._fail(node, TimeoutError(f"{node} has not answered within {node.timeout:g} s"))
             yield node, self._failures[node]
+        for node in self._set_aside:
+            yield node, ConnectionError(f"{node} does not answer")
+
+    def hurry(self, patience: float) -> None:
+        """Wait for those answers that are still to come, for so many more seconds at most; who is
+        later is left alone."""
+        if not self._in_a_hurry:
+            self._give_up, self._in_a_hurry = real_now() + patience, True
+
+    def _are_needed(self) -> bool:
+        """Whether those that were set aside have to be asked after all."""
+        return bool(self._set_aside) and len(self._links) < majority(len(self.nodes))
+
+    def _bring_in(self) -> Iterator[tuple[Node, Reply]]:
+        """Ask those that were set aside too; of those that are not there, the exception."""
+        nodes, self._set_aside = self._set_aside, []
+        self._open(nodes)
+        for node in nodes:
+            if node in self._links:
+                self._post(node)
+            if node in self._failures:
+                yield node, self._failures[node]
 
     def _read(self, node: Node) -> Reply:
         """The node's answer to what was sent last, or its failure; None if it is still to come, or
@@ -363,7 +399,7 @@ class Round:
         """Note who has not confirmed what ends something."""
         if self._ending is not None:
             for node in self.nodes:
-                if node in self._waiting or node in self._failures:
+                if node in self._waiting or node not in self._links:
                     node.owe(self._links.get(node), self._ending)
 
 

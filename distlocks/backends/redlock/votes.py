@@ -59,13 +59,27 @@ class Ballot:
         self._outcome = outcome(self._nodes, self.proposal, values, refusals)
         if self._outcome is Outcome.TO_BE_RAISED:
             self.token = max(values)
-            for node, value in self._values.items():
-                if value == self.token:
-                    self._has_token(node)
 
     @property
     def is_decided(self) -> bool:
+        """Whether no further answer can make a difference: not even to who has the key."""
+        if self._outcome is Outcome.REFUSED:
+            most = self._most
+            return most >= majority(self._nodes) or most + self._unknown < majority(self._nodes)
+        if self._outcome is Outcome.TO_BE_RAISED:
+            return not self._unknown
         return self._outcome is not Outcome.OPEN
+
+    @property
+    def _most(self) -> int:
+        """On how many servers one other has the key."""
+        owners = [one.owner_id for one in self._taken.values()]
+        return most_common(owners)[1] if owners else 0
+
+    @property
+    def _unknown(self) -> int:
+        """How many servers have not answered yet."""
+        return self._nodes - len(self.answered) - len(self.failures)
 
     @property
     def is_granted(self) -> bool:
@@ -87,6 +101,12 @@ class Ballot:
     def is_to_be_raised(self) -> bool:
         """Whether a majority has the keys, and a token is to be agreed upon."""
         return self._outcome is Outcome.TO_BE_RAISED
+
+    def begin_to_raise(self) -> None:
+        """The token is chosen: some have it already."""
+        for node, value in self._values.items():
+            if value == self.token:
+                self._has_token(node)
 
     def note_raised(self, node: Node, reply: Reply) -> None:
         """An answer of the script redlock_raise."""
@@ -117,11 +137,9 @@ class Ballot:
     @property
     def is_split(self) -> bool:
         """Whether several have asked at once, and nobody has, nor can have had, a majority."""
-        if self.is_granted or not self._taken:
-            return False
-        _, most = most_common(one.owner_id for one in self._taken.values())
-        unknown = self._nodes - len(self.answered)
-        return most + unknown + len(self._quarantined) < majority(self._nodes)
+        # On those that say nothing, anybody may have it.
+        silent = self._unknown + len(self.failures) + len(self._quarantined)
+        return bool(self._taken) and self._most + silent < majority(self._nodes)
 
     @property
     def expired(self) -> Iterator[Holder]:
