@@ -302,8 +302,9 @@ class Lease:
             )
         else:
             raise BackendUnavailable(
-                f"The lease of {', '.join(map(repr, self.keys))} could not be extended: another "
-                f"statement has its row in its hands. Try again; {self.remaining:.1f} s are left.",
+                f"The lease of {', '.join(map(repr, self.keys))} could not be extended: its store "
+                f"is busy with the key, or too few of its servers have answered. Try again; "
+                f"{self.remaining:.1f} s are left.",
                 keys=self.keys,
             )
         raise LeaseLost(self._message(self._lost), keys=self.keys)

@@ -52,8 +52,20 @@ SHARED_STORES = STORES[1:]
 # its own to either database, and through the ORM.
 KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
 DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
-# For what takes long and depends on where the servers are rather than on how they were named.
-FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster")
+# For what can go wrong in processes, threads and tasks: each way to a store once.
+HAZARD_STORES = (
+    "memory",
+    "sqlite",
+    "postgres",
+    "portable_postgres",
+    "mariadb",
+    "redis",
+    "redis_sentinel",
+    "redis_cluster",
+    *QUORUM_STORES,
+)
+# For what takes long.
+FEWER_SHARED_STORES = tuple(one for one in HAZARD_STORES[1:] if one != "redis_sentinel")
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
@@ -303,8 +315,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames and not any(
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        in_contract = ".contract." in metafunc.module.__name__
-        stores = (*STORES, *FAST_STORES, *QUORUM_STORES) if in_contract else STORES
+        stores: tuple[str, ...] = HAZARD_STORES
+        if ".contract." in metafunc.module.__name__:
+            stores = (*STORES, *FAST_STORES)
+            # They have exclusive claims only.
+            if not metafunc.module.__name__.endswith("test_claims"):
+                stores += QUORUM_STORES
         metafunc.parametrize("store", stores, indirect=True)
 
 

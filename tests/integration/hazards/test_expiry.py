@@ -9,7 +9,12 @@ import pytest
 
 from distlocks.testing import FakeClock
 from tests.factories import now_us
-from tests.integration.contract.stores import KINDS_OF_SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    KINDS_OF_SHARED_STORES,
+    QUORUM_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import roles
 from tests.servers.children import Spawner
 from tests.waiting import eventually
@@ -17,7 +22,7 @@ from tests.waiting import eventually
 SECOND = 1_000_000
 
 
-@for_stores(KINDS_OF_SHARED_STORES)
+@for_stores((*KINDS_OF_SHARED_STORES, *QUORUM_STORES))
 class TestKilledHolder:
     """A process is killed while it holds: nobody must wait for longer than its lease."""
 

@@ -4,6 +4,7 @@ from urllib.parse import urlsplit
 
 from tests.integration.contract.stores import (
     KINDS_OF_SHARED_STORES,
+    QUORUM_STORES,
     Store,
     for_stores,
 )
@@ -15,7 +16,7 @@ from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
 
 
-@for_stores(("memory", *KINDS_OF_SHARED_STORES))
+@for_stores(("memory", *KINDS_OF_SHARED_STORES, *QUORUM_STORES))
 def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
     """Nothing on stderr, even if the end takes its time: no thread of ours trips over it."""
     child = spawn(endings.end_while_holding, store.alias, key)

@@ -15,6 +15,7 @@ from distlocks.testing import FakeClock
 from tests.integration.contract.stores import (
     KINDS_OF_SHARED_STORES,
     POSTGRES_STORES,
+    QUORUM_STORES,
     Store,
     Told,
     for_stores,
@@ -132,7 +133,7 @@ class TestInterruptedThread:
         eventually(lambda: store.is_free(key), within=3)
 
 
-@for_stores(KINDS_OF_SHARED_STORES)
+@for_stores((*KINDS_OF_SHARED_STORES, *QUORUM_STORES))
 class TestInterruptedProcess:
     """Ctrl-C in a terminal, or a supervisor that sends SIGINT."""
 

@@ -9,7 +9,12 @@ from distlocks import LeaseLost
 from distlocks.claims import Extension, Grant, to_us
 from distlocks.identity import new_owner_id
 from distlocks.testing import flush_events
-from tests.integration.contract.stores import KINDS_OF_SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    KINDS_OF_SHARED_STORES,
+    QUORUM_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import roles
 from tests.servers.children import Spawner
 from tests.waiting import eventually
@@ -62,7 +67,7 @@ class TestLateHolder:
             late.extend()
         assert store.is_free(key)
 
-    @for_stores(KINDS_OF_SHARED_STORES)
+    @for_stores((*KINDS_OF_SHARED_STORES, *QUORUM_STORES))
     def test_a_process_that_was_paused_past_its_lease_knows_when_it_wakes(
         self, store: Store, key: str, spawn: Spawner
     ) -> None:
@@ -127,7 +132,7 @@ class TestLookalike:
         assert store.owner(key) == lease.owner_id
 
 
-@for_stores(KINDS_OF_SHARED_STORES)
+@for_stores((*KINDS_OF_SHARED_STORES, *QUORUM_STORES))
 def test_two_processes_are_two_owners(store: Store, key: str, spawn: Spawner) -> None:
     """Also two of one host, which the store might take for one client."""
     child = spawn(roles.hold, store.alias, key)

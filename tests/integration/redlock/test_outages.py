@@ -72,9 +72,7 @@ def test_without_a_majority_nobody_is_granted_anything(
     for member in five.members[:3]:
         member.kill() if how == "killed" else member.pause()
     began = lease_now()
-    with pytest.raises(
-        BackendUnavailable, match=r"3 of the 5 .* no majority"
-    ) as caught:
+    with pytest.raises(BackendUnavailable, match=r"3 of the 5 .* no majority") as caught:
         lock(key, timeout=60).acquire()
     assert caught.value.keys == (key,)
     assert lease_now() - began < NODE_TIMEOUT * 6
