@@ -4,7 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.nemesis.nemeses import Nemesis, evicted, flushed, restarted_empty
+from tests.integration.nemesis.nemeses import (
+    Nemesis,
+    evicted,
+    flushed,
+    locks_and_scripts_flushed,
+    restarted_empty,
+)
 from tests.integration.nemesis.scene import Scene
 
 # Seconds in which somebody behind a dead waiter looks again and finds what was reserved lapsed.
@@ -21,6 +27,17 @@ def test_a_server_trusted_whatever_it_has_forgotten_is_caught(
     scene.suffer(nemesis)
     report = scene.finish()
     # The guard of the data holds all the same.
+    assert report.rules() == {"exclusion"}, report
+    assert report.counts["committed"] >= 1, report
+
+
+def test_servers_that_vote_whatever_they_have_forgotten_are_caught(
+    stage: Callable[..., Scene],
+) -> None:
+    """A majority has, one after the other."""
+    scene = stage("quorum", ttl=2.0, runners=2, keys=1, options={"incarnation_guard": "off"})
+    scene.suffer(locks_and_scripts_flushed)
+    report = scene.finish()
     assert report.rules() == {"exclusion"}, report
     assert report.counts["committed"] >= 1, report
 
