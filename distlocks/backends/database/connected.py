@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -16,10 +16,10 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from ... import clock
-from ...conf import InvalidSetting, Params, aliases
-from ...conf import params as conf_params
+from ...conf import InvalidSetting, Params
 from ...exceptions import BackendUnavailable
 from ...waiting import busy_delays
+from ..aliases import WrongAlias, params_of
 from ..base import BaseBackend
 from .channels import Channel, Session, error_code, unavailable
 from .dialect import Dialect, Tables
@@ -138,27 +138,15 @@ class ConnectedBackend(BaseBackend):
             raise InvalidSetting(
                 22, f"{where} needs redis-py: {error}.", "Install distlocks[redis]."
             ) from error
-        found = aliases().get(alias)
-        path = found.get("BACKEND", "") if isinstance(found, Mapping) else ""
-        if not path:
-            raise InvalidSetting(
-                22,
-                f"{where} is no alias of DISTLOCKS with a BACKEND.",
-                "Name the alias of a Redis backend: who waits is woken through its servers.",
-            )
         try:
-            backend = import_string(path)
-        except ImportError as error:
-            raise InvalidSetting(
-                22, f"{where}: {error}.", "Name the alias of a Redis backend."
-            ) from error
-        if not (isinstance(backend, type) and issubclass(backend, RedisBackend)):
+            params = params_of(alias, RedisBackend)
+        except WrongAlias as error:
             raise InvalidSetting(
                 22,
-                f"{where} is {path!r}, which cannot wake others.",
-                "Name the alias of a Redis backend.",
-            )
-        redis: RedisBackend = backend(alias, conf_params(alias))
+                f"{where} {error}.",
+                "Name the alias of a Redis backend: who waits is woken through its servers.",
+            ) from error
+        redis: RedisBackend = import_string(params.backend)(alias, params)
         return redis
 
     # Where a statement runs

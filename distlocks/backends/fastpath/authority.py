@@ -282,8 +282,10 @@ class Authority:
 
     def _note(self, row: Row, read_at: float) -> Mode:
         before = self._mode
-        is_new = before is None or (before.epoch, before.phase) != (row.epoch, row.phase)
-        seen_at = clock.lease_now() if is_new or before is None else before.seen_at
+        is_new = True
+        seen_at = clock.lease_now()
+        if before is not None and (before.epoch, before.phase) == (row.epoch, row.phase):
+            is_new, seen_at = False, before.seen_at
         mode = Mode(row, read_at, seen_at)
         if is_new and row.phase == REDIS:
             # Before anybody can be told that Redis may grant.

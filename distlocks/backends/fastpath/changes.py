@@ -208,10 +208,7 @@ class Changes:
         if clock.lease_now() < mode.seen_at + last and not long_ago:
             return False
         self._change(
-            mode.row,
-            DATABASE,
-            f"All leases from Redis have ended. Before: {mode.row.why}",
-            epoch=mode.epoch,
+            row, DATABASE, f"All leases from Redis have ended. Before: {row.why}", epoch=row.epoch
         )
         return True
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import DEFAULT_DB_ALIAS
-from django.utils.module_loading import import_string
 
 from ...claims import from_us
 from ...conf import aliases
-from ...conf import params as conf_params
 from ...exceptions import BackendUnavailable
+from ..aliases import WrongAlias, params_of
 from ..database import DatabaseBackend
 from .authority import SAID
 from .row import REDIS
@@ -43,16 +42,12 @@ def check_settings(backend: FastPathBackend) -> list[CheckMessage]:
 
 def locks_of_table(backend: FastPathBackend) -> Iterator[str]:
     """Aliases of other backends on the same database whose keys may begin as ours do."""
-    for alias, entry in aliases().items():
-        if alias == backend.alias or not isinstance(entry, Mapping):
+    for alias in aliases():
+        if alias == backend.alias:
             continue
-        params = conf_params(alias)
         try:
-            found = import_string(params.backend)
-        except ImportError:
-            # Its own check says so.
-            continue
-        if not (isinstance(found, type) and issubclass(found, DatabaseBackend)):
+            params = params_of(alias, DatabaseBackend)
+        except WrongAlias:
             continue
         one, other = params.key_prefix, backend.prefix
         same = params.options.get("using", DEFAULT_DB_ALIAS) == backend.database.using

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from django.db import connections
-from django.utils.module_loading import import_string
 
-from ...conf import InvalidSetting, Params, aliases, seconds
-from ...conf import params as conf_params
+from ...conf import InvalidSetting, Params, seconds
 from ...keys import MAX_LENGTH
 from ...waiting import DRIFT
+from ..aliases import WrongAlias, params_of
 from ..base import BaseBackend
 from ..database import DatabaseBackend
 from ..database.connected import is_in_memory
@@ -98,20 +96,13 @@ class Settings:
 
     def _params_of(self, name: str, kind: type[BaseBackend]) -> Params:
         alias = self._options.get(name)
-        where = f"[{name!r}] = {alias!r}"
-        found = aliases().get(alias) if isinstance(alias, str) else None
-        if not isinstance(found, Mapping):
+        try:
+            params = params_of(alias, kind)
+        except WrongAlias as error:
             self._refuse(
-                f"{where} is no alias of DISTLOCKS.",
+                f"[{name!r}] = {alias!r} {error}.",
                 f"Name the alias of a {kind.__name__}; only its settings are used.",
             )
-        params = conf_params(str(alias))
-        try:
-            found = import_string(params.backend)
-        except ImportError as error:
-            self._refuse(f"{where}: {error}", f"Name the alias of a {kind.__name__}.")
-        if not (isinstance(found, type) and issubclass(found, kind)):
-            self._refuse(f"{where} is a {params.backend}.", f"Name the alias of a {kind.__name__}.")
         return replace(
             params,
             key_prefix=self._params.key_prefix,

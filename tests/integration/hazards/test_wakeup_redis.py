@@ -189,7 +189,7 @@ class TestSettings:
         ("alias", "said"),
         [
             ("absent", "'wakeup'] = 'absent' is no alias"),
-            ("memory", "MemoryBackend', which cannot wake others"),
+            ("memory", "MemoryBackend, and no RedisBackend"),
             (3, "'wakeup'] = 3 is no alias"),
         ],
     )
