@@ -3,8 +3,10 @@
 From the environment: DEMO_DATABASE (path of the SQLite file), DEMO_SERVER_NAME (this server
 process' label), DEMO_PEERS (all servers, as "alpha=http://127.0.0.1:8001,beta=…"),
 DEMO_LEASE_SECONDS, DEMO_INTERVAL_SECONDS, DEMO_JOB_LIMIT and DEMO_TURN_SECONDS; DEMO_BACKEND (where
-the locks are: "database" or "redis"), and for Redis DEMO_REDIS_URL (a server whose database 1 they
-may have; `demo` and `serve` bring one of their own when it is not set).
+the locks are: "database", "redis", "redlock", "advisory" or "zookeeper"), and where their servers
+are: DEMO_REDIS_URL (a server whose database 1 they may have) and DEMO_REDLOCK_URLS (several, with
+commas), of which `demo` and `serve` bring their own when nothing is set; DEMO_POSTGRES_URL (a
+database) for advisory locks; DEMO_ZOOKEEPER_HOSTS.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
 
 from project.kept import kept
-from project.redis_url import with_database
+from project.lock_settings import lock_settings
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 DATABASE = Path(os.environ.get("DEMO_DATABASE") or BASE_DIR / "var" / "demo.sqlite3").absolute()
@@ -79,42 +81,17 @@ DATABASES = {
 }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-DISTLOCKS = {
-    "default": {
-        "BACKEND": "distlocks.backends.database.DatabaseBackend",
-        "TTL": 30,
-        "TIMEOUT": 10,
-        "OPTIONS": {"using": "default"},
-    },
-}
-
 LOCKS_IN = os.environ.get("DEMO_BACKEND") or "database"
-if LOCKS_IN not in ("database", "redis"):
-    raise ImproperlyConfigured(
-        f"DEMO_BACKEND={LOCKS_IN!r} is not known: the demo's locks are in 'database' or 'redis'."
-    )
-# Empty: `demo` and `serve` bring a server of their own.
-REDIS_URL = os.environ.get("DEMO_REDIS_URL", "")
-if LOCKS_IN == "redis":
-    try:
-        _locks_url = with_database(REDIS_URL or "redis://127.0.0.1:6379", 1)
-    except ValueError as error:
-        raise ImproperlyConfigured(
-            f"DEMO_REDIS_URL is no URL of a Redis server: {error}."
-        ) from error
-    # An alias of the locks' own, with a database of its own: whoever clears a cache clears no lock.
-    CACHES = {
-        "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
-        "locks": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": _locks_url},
-    }
-    DISTLOCKS = {
-        "default": {
-            "BACKEND": "distlocks.backends.redis.RedisBackend",
-            "TTL": 30,
-            "TIMEOUT": 10,
-            "OPTIONS": {"cache": "locks", "db": 1},
-        },
-    }
+try:
+    _locks = lock_settings(LOCKS_IN, os.environ)
+except ValueError as error:
+    raise ImproperlyConfigured(str(error)) from error
+DISTLOCKS = {"default": _locks.locks, "turns": _locks.turns}
+DATABASES |= _locks.databases
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    **_locks.caches,
+}
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},

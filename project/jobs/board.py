@@ -25,7 +25,7 @@ def snapshot() -> dict[str, Any]:
     # The moment comes first, then the locks, then the records: see `_outcome`.
     now = timezone.now()
     holders = [JobHolder.of(holder) for holder in locks["default"].holders(KEY_PREFIX)]
-    turns = [JobHolder.of(holder) for holder in locks["default"].holders(TURNS_KEY)]
+    turns = [JobHolder.of(holder) for holder in locks["turns"].holders(TURNS_KEY)]
     live = {holder.run for holder in holders if not holder.cooling_down}
     runs = list(JobRun.objects.all()[:LAST_RUNS])
     waiting = live - JobRun.objects.begun(live)

@@ -73,6 +73,7 @@ def run_job(order: JobOrder) -> JobRun:
         timeout=settings.JOB_TURN_SECONDS,
         label=f"job {order.job}",
         metadata=metadata(order, run_id),
+        backend="turns",
     )
     _log("job.attempt", order, seconds=order.seconds, interval=order.interval)
     try:

@@ -7,8 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,14 @@ from project.servers import BASE_DIR, Server, running_servers
 LEASE_SECONDS = 2.0
 INTERVAL_SECONDS = 1.0
 JOB_LIMIT = 6
-# Where the locks may be.
+# Where the locks may be, for most tests; and where else: see test_every_store.
 BACKENDS = ("database", "redis")
+OTHER_BACKENDS = ("redlock",)
 
 
 def environment(database: Path, store: Mapping[str, str] | None = None) -> dict[str, str]:
     """For a command of the demo project: not the settings of the tests, nor of who runs them."""
-    inherited = {name: value for name, value in os.environ.items() if name != "DEMO_REDIS_URL"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("DEMO_")}
     return {
         **inherited,
         "DJANGO_SETTINGS_MODULE": "project.settings",
@@ -39,25 +40,41 @@ def environment(database: Path, store: Mapping[str, str] | None = None) -> dict[
 
 @contextmanager
 def locks_in(backend: str, database: Path) -> Iterator[dict[str, str]]:
-    """What processes have to know for their locks to be there, in a Redis that grants some."""
-    if backend == "database":
-        yield {"DEMO_BACKEND": backend}
-        return
-    with running_redis() as url:
-        store = {"DEMO_BACKEND": backend, "DEMO_REDIS_URL": url}
-        command = [sys.executable, "manage.py", "lock_quarantine", "--end", "--no-input"]
-        subprocess.run(
-            command, cwd=BASE_DIR, env=environment(database, store), check=True, timeout=60
-        )
+    """What processes have to know for their locks to be there, in a store that grants some."""
+    with ExitStack() as running:
+        store = {"DEMO_BACKEND": backend, **STORES[backend](running)}
+        if backend in ("redis", "redlock"):
+            manage(database, store, "lock_quarantine", "--end", "--no-input")
         yield store
+
+
+def _redis(running: ExitStack) -> dict[str, str]:
+    return {"DEMO_REDIS_URL": running.enter_context(running_redis())}
+
+
+def _redlock(running: ExitStack) -> dict[str, str]:
+    urls = [running.enter_context(running_redis()) for _ in range(5)]
+    return {"DEMO_REDLOCK_URLS": ",".join(urls)}
+
+
+STORES: dict[str, Callable[[ExitStack], dict[str, str]]] = {
+    "database": lambda running: {},
+    "redis": _redis,
+    "redlock": _redlock,
+}
+
+
+def manage(database: Path, store: Mapping[str, str], *arguments: str) -> None:
+    """Run a command of the demo project."""
+    command = [sys.executable, "manage.py", *arguments]
+    subprocess.run(command, cwd=BASE_DIR, env=environment(database, store), check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database with its tables, to be copied."""
     database = tmp_path_factory.mktemp("migrated") / "demo.sqlite3"
-    command = [sys.executable, "manage.py", "migrate", "--verbosity", "0"]
-    subprocess.run(command, cwd=BASE_DIR, env=environment(database), check=True, timeout=60)
+    manage(database, {}, "migrate", "--verbosity", "0")
     return database
 
 

@@ -20,8 +20,23 @@ from tests.acceptance.conftest import environment
     [
         (
             {"DEMO_BACKEND": "postgres"},
-            "manage.py: DEMO_BACKEND='postgres' is not known: "
-            "the demo's locks are in 'database' or 'redis'.\n",
+            "manage.py: DEMO_BACKEND='postgres' is not known. The demo's locks are in one of: "
+            "database, redis, redlock, advisory, zookeeper.\n",
+        ),
+        (
+            {"DEMO_BACKEND": "redlock", "DEMO_REDLOCK_URLS": "redis://127.0.0.1,127.0.0.1:6380"},
+            "manage.py: DEMO_REDLOCK_URLS: '127.0.0.1:6380' is no URL of a Redis server: "
+            "it must begin with redis:// or rediss:// and name a host.\n",
+        ),
+        (
+            {"DEMO_BACKEND": "advisory"},
+            "manage.py: DEMO_POSTGRES_URL must name the database in which the locks are to be: "
+            "postgresql://USER:PASSWORD@HOST:5432/DATABASE.\n",
+        ),
+        (
+            {"DEMO_BACKEND": "zookeeper"},
+            "manage.py: DEMO_ZOOKEEPER_HOSTS must name the servers: "
+            "HOST:2181,HOST:2181,HOST:2181.\n",
         ),
         (
             {"DEMO_BACKEND": "redis", "DEMO_REDIS_URL": "localhost:6379"},

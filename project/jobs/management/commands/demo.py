@@ -62,7 +62,7 @@ class Command(BaseCommand):
                 },
             ) as servers:
                 where = " and ".join(f"{server.name} on {server.url}" for server in servers)
-                locks = f", locks in Redis at {store.redis}" if store.redis else ""
+                locks = f", locks in {store.where}" if store.where else ""
                 console.print(f"Two servers, one database{locks}: {where}\n")
                 shown: list[Round] = []
 

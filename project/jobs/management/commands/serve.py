@@ -57,9 +57,9 @@ class Command(BaseCommand):
     def _show(self, servers: list[Server], store: LockStore, database: Path, log_in: str) -> None:
         admin = servers[0].url + reverse("admin:index")
         locks = servers[0].url + reverse("admin:distlocks_lock_changelist")
-        if store.redis:
+        if store.where:
             # The admin lists those in the database.
-            locks = f"on the boards; they are in Redis at {store.redis}"
+            locks = f"on the boards; they are in {store.where}"
         lines = [
             *(f"{server.name:<6} {server.url}/" for server in servers),
             f"admin  {admin}",
