@@ -28,8 +28,9 @@ from ..offload import offload
 from ..redis import RedisBackend
 from ..redis.backend import NotOpen
 from ..redis.links import TooManyConnections
+from .answers import ByStore, nobody_grants, running_out
 from .authority import Authority
-from .changes import OFTEN, Mode
+from .changes import Mode
 from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
 from .servers import Servers
 from .settings import NAMES, Settings
@@ -120,7 +121,7 @@ class FastPathBackend(BaseBackend):
         if phase == DATABASE:
             in_epoch = replace(request, authority=(self.settings.name, mode.epoch))
             return self._of_database(self.database.try_acquire(in_epoch))
-        return self._nobodys(request, mode)
+        return nobody_grants(request, mode, self.settings.terms)
 
     async def atry_acquire(self, request: Request) -> Grant | Denial:
         mode = self.authority.known()
@@ -139,7 +140,7 @@ class FastPathBackend(BaseBackend):
         if phase == DATABASE:
             in_epoch = replace(request, authority=(self.settings.name, mode.epoch))
             return self._of_database(await self.database.atry_acquire(in_epoch))
-        return self._nobodys(request, mode)
+        return nobody_grants(request, mode, self.settings.terms)
 
     def _refuse_hold(self, request: Request) -> NoReturn:
         raise NotSupported(
@@ -177,24 +178,6 @@ class FastPathBackend(BaseBackend):
             # Perhaps it may not grant any more.
             self.authority.doubt()
         return replace(answer, store=OF_DATABASE)
-
-    def _nobodys(self, request: Request, mode: Mode) -> Denial:
-        row, terms = mode.row, self.settings.terms
-        if mode.phase == DRAIN:
-            left = mode.seen_at + terms.drained_after(row) - clock.lease_now()
-            reason = (
-                f"The database takes over from Redis in {max(left, 0.0):.1f} s at the latest, when "
-                f"all leases from there have ended ({_part(row.why)})."
-            )
-        else:
-            left = mode.seen_at + row.max_ttl_us / MICROSECOND - clock.lease_now()
-            reason = "Redis takes over from the database as soon as all leases there have ended."
-        return Denial(
-            key=request.claims[0].key,
-            remaining=max(left, OFTEN),
-            reason=reason,
-            store=mode.phase,
-        )
 
     # Release and extend
 
@@ -248,7 +231,7 @@ class FastPathBackend(BaseBackend):
         self.database.release_when_next_used(grant)
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
-        answers = _Answers()
+        answers = ByStore()
         for part in self._parts(extensions):
             try:
                 answers.add(self._extend(part))
@@ -274,10 +257,10 @@ class FastPathBackend(BaseBackend):
         row = mode.row
         if extensions[0].grant.store:
             if row.phase == CLOSING and row.ends_leases:
-                return _ending(extensions, f"the authority returns to Redis: {_part(row.why)}")
+                return running_out(extensions, "the authority returns to Redis", row.why)
             return self.database.extend(extensions)
         if row.phase != REDIS:
-            return _ending(extensions, f"the database takes over from Redis: {_part(row.why)}")
+            return running_out(extensions, "the database takes over from Redis", row.why)
         try:
             extended = self.redis.extend(extensions)
         except BackendUnavailable as error:
@@ -393,39 +376,3 @@ class FastPathBackend(BaseBackend):
         self.authority.close()
         self.redis.close()
         self.database.close()
-
-
-def _part(why: str) -> str:
-    """A reason, as part of another sentence."""
-    return why.rstrip(".")
-
-
-def _ending(extensions: Sequence[Extension], why: str) -> Extended:
-    return Extended(
-        extended=frozenset(),
-        lost=frozenset(),
-        ending={extension.grant.owner_id: why for extension in extensions},
-    )
-
-
-class _Answers:
-    """What became of a batch of extensions, some in each store."""
-
-    def __init__(self) -> None:
-        self._answers: list[Extended] = []
-        self.failure: BackendUnavailable | None = None
-
-    def add(self, answer: Extended) -> None:
-        self._answers.append(answer)
-
-    def result(self) -> Extended:
-        """Of all; raises what went wrong if nothing can be said of any."""
-        if self.failure is not None and not self._answers:
-            raise self.failure
-        if len(self._answers) == 1:
-            return self._answers[0]
-        return Extended(
-            extended=frozenset().union(*(one.extended for one in self._answers)),
-            lost=frozenset().union(*(one.lost for one in self._answers)),
-            ending={owner: why for one in self._answers for owner, why in one.ending.items()},
-        )
