@@ -12,7 +12,6 @@ from django.db import DatabaseError, connections
 from ... import clock
 from ...claims import (
     EXCLUSIVE,
-    MICROSECOND,
     Claim,
     Denial,
     Extended,
@@ -28,7 +27,8 @@ from ..base import RESERVED_LONGER
 from ..offload import offload
 from .channels import NotAll, Session
 from .connected import ConnectedBackend, in_testcase, under_test_runner
-from .dialect import BUSY, Batch, Dialect, Freed, Held, Taken, Wanted
+from .dialect import BUSY, Batch, Dialect, Freed, Held, Taken
+from .extensions import Extensions
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -37,8 +37,6 @@ T = TypeVar("T")
 
 # So many of a key's holders are told of in a denial.
 TOLD_HOLDERS = 100
-# Seconds for which one batch of extensions waits for rows in other statements' hands.
-BUSY_EXTENSIONS_WITHIN = 1.0
 
 
 class DatabaseBackend(ConnectedBackend):
@@ -208,69 +206,10 @@ class DatabaseBackend(ConnectedBackend):
         )
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
-        exclusive: list[Wanted] = []
-        several: list[Wanted] = []
-        for extension in extensions:
-            grant = extension.grant
-            for claim, token in zip(grant.claims, grant.fencing_tokens, strict=True):
-                (exclusive if claim.mode == EXCLUSIVE else several).append(
-                    Wanted(claim.key, grant.owner_id, token, extension.ttl_us, grant.min_hold_us)
-                )
-        extended: set[tuple[str, str]] = set()
-        busy: set[tuple[str, str]] = set()
-
-        def extend(session: Session) -> None:
-            for wanted, verb in (
-                (exclusive, self.dialect.extend),
-                (several, self._extend_several),
-            ):
-                if wanted:
-                    done, skipped = verb(session, wanted)
-                    extended.update(done)
-                    busy.update(skipped)
-
+        batch = Extensions(self.dialect, extensions, self._raise_unless_busy)
         if extensions:
-            self._run(extend, renewal=True)
-        done, lost = set(), set()
-        for extension in extensions:
-            grant = extension.grant
-            wanted = {(key, grant.owner_id) for key in grant.keys}
-            if wanted <= extended:
-                done.add(grant.owner_id)
-            elif not wanted <= extended | busy:
-                lost.add(grant.owner_id)
-        return Extended(extended=frozenset(done), lost=frozenset(lost))
-
-    def _extend_several(
-        self, session: Session, wanted: Sequence[Wanted]
-    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        try:
-            extended, busy = self._extend_latched(session, wanted, waiting=False)
-        except DatabaseError as error:
-            self._raise_unless_busy(session, error)
-            return set(), {(one.key, one.owner_id) for one in wanted}
-        # A row that many latch is never free when looked at: wait for one's turn, but not for so
-        # long that the answers for the others come late.
-        shortest = min(one.ttl_us for one in wanted) / MICROSECOND
-        give_up = clock.lease_now() + min(BUSY_EXTENSIONS_WITHIN, shortest / 10)
-        for one in wanted:
-            while (one.key, one.owner_id) in busy and clock.lease_now() < give_up:
-                try:
-                    done, _ = self._extend_latched(session, [one], waiting=True)
-                except DatabaseError as error:
-                    self._raise_unless_busy(session, error)
-                    continue
-                extended |= done
-                busy -= {(one.key, one.owner_id)}
-        return extended, busy
-
-    def _extend_latched(
-        self, session: Session, wanted: Sequence[Wanted], *, waiting: bool
-    ) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
-        several = self.dialect.several
-        return self.dialect.all_or_none(
-            session, lambda: several.extend(session, wanted, waiting=waiting)
-        )
+            self._run(batch.run, renewal=True)
+        return batch.result()
 
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         def find(session: Session) -> list[Holder]:
