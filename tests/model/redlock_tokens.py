@@ -19,9 +19,10 @@ R3   raised_if_unequal: if a majority answered just the proposal, that is the to
      do those that had answered it.
      raise_needs_majority: it takes a majority of these.
 R4   kept_past_deadline: a node keeps a key until after its owner's deadline, which is counted from
-     before the request was sent.
-R5   extend_needs_majority: an extension takes a majority that keep the key; others may then drop it
-     before the new deadline.
+     before the request was sent. Each attempt has an owner id of its own: with one for two, a late
+     release of the first would drop the key of the second, before its deadline.
+R5   extend_needs_majority: an extension takes a majority,
+     extend_needs_key: of nodes that keep the key. Others may then drop it before the new deadline.
 R6   quarantined: a node that lost its data first refuses everybody.
      old_data_noticed: so does one that comes back with old data.
      no_extend_in_quarantine: it does not count for an extension either, though it may have found
@@ -36,8 +37,9 @@ A node's last value could get ahead of all clocks by many requests within one un
 which adds one. The unit is a microsecond, no node is that fast, and the model does not allow it;
 `Bounds.hasty` shows why it matters.
 
-Time goes in ticks. In the tick of its deadline a lease is still believed in, and in the tick in
-which its quarantine ends a node still refuses.
+All clocks run at one rate: that they do not is what the margins of the real deadlines are for. Time
+goes in ticks. In the tick of its deadline a lease is still believed in, and in the tick in which
+its quarantine ends a node still refuses.
 
 What is left out, since nothing could come of it that does not come of what is there:
 
@@ -56,15 +58,27 @@ the highest.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from tests.model.values import put, without
-
-# How far an attempt has come.
-ASKING, RAISING, HOLDING, EXTENDING = "asking", "raising", "holding", "extending"
-
-# Whether a node keeps the key of an attempt. LOOSE: it may expire before the attempt's deadline.
-NONE, LOOSE, FIRM = 0, 1, 2
+from tests.model.redlock_state import (
+    ASKING,
+    EXTENDING,
+    FIRM,
+    HOLDING,
+    LOOSE,
+    NONE,
+    RAISING,
+    Attempt,
+    Node,
+    Slot,
+    State,
+    count,
+    ended,
+    loosened,
+    with_attempt,
+    with_node,
+    with_said,
+)
+from tests.model.values import put
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,7 @@ class Rules:
     raise_needs_majority: bool = True
     kept_past_deadline: bool = True
     extend_needs_majority: bool = True
+    extend_needs_key: bool = True
     quarantined: bool = True
     old_data_noticed: bool = True
     no_extend_in_quarantine: bool = True
@@ -111,48 +126,6 @@ class Bounds:
     ahead: tuple[int, ...] = (0, 0, 0)
     # Whether a node's last value may get ahead of all clocks.
     hasty: bool = False
-
-
-class Slot(NamedTuple):
-    """What is between one node and one attempt."""
-
-    key: int
-    # How often the request may still be executed.
-    copies: int
-    # Of an attempt that is asking, the answer; otherwise, whether the node counts: 0 or 1.
-    said: int
-
-
-class Node(NamedTuple):
-    ahead: int
-    last: int
-    # When its quarantine ends, by its own clock; 0 if it is in none.
-    shut_until: int
-    slots: tuple[Slot, ...]
-
-
-class Attempt(NamedTuple):
-    # In the order of their beginnings; only labels tell.
-    name: int
-    phase: str
-    proposal: int
-    # What it raises the nodes to.
-    token: int
-    # When it began, or began the extension by which it holds the key; and the one under way.
-    since: int
-    asked: int
-
-
-class State(NamedTuple):
-    now: int
-    # The highest token so far; and one that was admitted after one as high, 0 if there is none.
-    highest: int
-    late: int
-    begun: int
-    faults_left: int
-    # Those that have begun and not ended, and the nodes with a slot for each of them.
-    attempts: tuple[Attempt, ...]
-    nodes: tuple[Node, ...]
 
 
 Steps = Iterator[tuple[str, State]]
@@ -190,7 +163,7 @@ class RedlockTokens:
         if state.begun < self.bounds.attempts:
             yield from self._begin(state)
         for who, one in enumerate(state.attempts):
-            yield f"{one.name} ends", _ended(state, who)
+            yield f"{one.name} ends", ended(state, who)
             yield from self._acquire(state, who)
             if one.phase == ASKING:
                 yield from self._decide(state, who)
@@ -216,10 +189,11 @@ class RedlockTokens:
         yield "a tick", self._settled(state._replace(now=now, nodes=tuple(nodes)))
 
     def _settled(self, state: State) -> State:
-        """It is as late as it can be, once no quarantine ends any more or may yet begin.
+        """The state as late as it can be, once no quarantine will end any more.
 
-        Nothing but a quarantine waits for a deadline, or has more to fear later. And a node that
-        stays in quarantine to the end might as well be one that no request reaches.
+        Only quarantines wait for deadlines. Without them, what may happen at one time may happen
+        later as well. And a node that stays in quarantine until the end of the search is like one
+        that no request reaches.
         """
         if state.now + self.quarantine >= self.bounds.end and self._shut_means_dead():
             state = state._replace(faults_left=0)
@@ -270,7 +244,7 @@ class RedlockTokens:
             taken = Slot(key, slot.copies - 1, value if asking else slot.said)
             after = node._replace(last=value, slots=put(node.slots, who, taken))
             label = f"node {number} takes the key of {one.name}, proposed {one.proposal}: {value}"
-            yield label, _with_node(state, number, after)
+            yield label, with_node(state, number, after)
 
     def _value(self, state: State, node: Node, proposal: int) -> int:
         """The node's answer; 0 if it refuses."""
@@ -296,10 +270,10 @@ class RedlockTokens:
                 yield from self._admit(state, who, token)
                 continue
             raising = one._replace(phase=RAISING, token=token)
-            after = _with_said(
+            after = with_said(
                 state, who, [int(node.slots[who].said == token) for node in state.nodes]
             )
-            yield f"{one.name} raises its nodes to {token}", _with(after, who, raising)
+            yield f"{one.name} raises its nodes to {token}", with_attempt(after, who, raising)
 
     def _raise(self, state: State, who: int) -> Steps:
         one = state.attempts[who]
@@ -312,14 +286,14 @@ class RedlockTokens:
                     last=max(node.last, one.token),
                     slots=put(node.slots, who, slot._replace(said=1)),
                 )
-                yield f"node {number} is raised by {one.name}", _with_node(state, number, after)
-        if _count(state, who) >= self.raised:
+                yield f"node {number} is raised by {one.name}", with_node(state, number, after)
+        if count(state, who) >= self.raised:
             yield from self._admit(state, who, one.token)
 
     def _admit(self, state: State, who: int, token: int) -> Steps:
         one = state.attempts[who]
         holding = one._replace(phase=HOLDING, token=0)
-        after = _with(_with_said(state, who, [0] * len(state.nodes)), who, holding)
+        after = with_attempt(with_said(state, who, [0] * len(state.nodes)), who, holding)
         if token <= state.highest:
             after = after._replace(late=token)
         else:
@@ -334,24 +308,28 @@ class RedlockTokens:
         extending = one._replace(phase=EXTENDING, asked=asked)
         for number, node in enumerate(state.nodes):
             slot = node.slots[who]
-            if slot.said or not slot.key:
+            if slot.said or (self.rules.extend_needs_key and not slot.key):
                 continue
             if node.shut_until and self.rules.no_extend_in_quarantine:
                 continue
-            after = node._replace(slots=put(node.slots, who, slot._replace(key=FIRM, said=1)))
+            counting = slot._replace(key=FIRM if slot.key else NONE, said=1)
+            after = node._replace(slots=put(node.slots, who, counting))
             yield (
                 f"node {number} extends the key of {one.name}",
-                _with(_with_node(state, number, after), who, extending),
+                with_attempt(with_node(state, number, after), who, extending),
             )
         if one.phase == HOLDING:
             return
         holding = one._replace(phase=HOLDING, asked=0)
         nobody = [0] * len(state.nodes)
-        given_up = _with(_with_said(state, who, nobody), who, holding)
+        given_up = with_attempt(with_said(state, who, nobody), who, holding)
         yield f"{one.name} gives up an extension", given_up
-        if _count(state, who) >= self.extended:
-            loose = _with_said(_loosened(state, who), who, nobody)
-            yield f"{one.name} has extended", _with(loose, who, holding._replace(since=asked))
+        if count(state, who) >= self.extended:
+            loose = with_said(loosened(state, who), who, nobody)
+            yield (
+                f"{one.name} has extended",
+                with_attempt(loose, who, holding._replace(since=asked)),
+            )
 
     def _expire(self, state: State, who: int) -> Steps:
         """A node drops its key."""
@@ -360,7 +338,7 @@ class RedlockTokens:
             if slot.key == LOOSE or (slot.key == FIRM and not self.rules.kept_past_deadline):
                 after = node._replace(slots=put(node.slots, who, slot._replace(key=NONE)))
                 label = f"node {number} drops the key of {state.attempts[who].name}"
-                yield label, _with_node(state, number, after)
+                yield label, with_node(state, number, after)
 
     # What befalls nodes.
 
@@ -371,7 +349,7 @@ class RedlockTokens:
         blank = tuple([slot._replace(key=NONE) for slot in node.slots])
         empty = node._replace(last=0, slots=blank)
         shut = self._shut(state, empty) if self.rules.quarantined else empty
-        yield f"node {number} loses its data", self._settled(_with_node(state, number, shut))
+        yield f"node {number} loses its data", self._settled(with_node(state, number, shut))
         # With nobody's key, or with one that it has ever had.
         found = [blank]
         for who, slot in enumerate(node.slots):
@@ -383,55 +361,10 @@ class RedlockTokens:
                 if self.rules.quarantined and self.rules.old_data_noticed:
                     after = self._shut(state, after)
                 label = f"node {number} comes back with old data"
-                yield label, self._settled(_with_node(state, number, after))
+                yield label, self._settled(with_node(state, number, after))
 
     def _shut(self, state: State, node: Node) -> Node:
         """The node in quarantine. Nobody sees its last value until the end."""
         end = state.now + node.ahead + self.quarantine
         last = end if self.rules.quarantine_leaves_floor else node.last
         return node._replace(last=last, shut_until=end)
-
-
-def _with(state: State, who: int, one: Attempt) -> State:
-    return state._replace(attempts=put(state.attempts, who, one))
-
-
-def _with_node(state: State, number: int, node: Node) -> State:
-    return state._replace(nodes=put(state.nodes, number, node))
-
-
-def _with_said(state: State, who: int, said: list[int]) -> State:
-    nodes = [
-        node._replace(slots=put(node.slots, who, node.slots[who]._replace(said=each)))
-        for node, each in zip(state.nodes, said, strict=True)
-    ]
-    return state._replace(nodes=tuple(nodes))
-
-
-def _loosened(state: State, who: int) -> State:
-    """After an extension: only the nodes that counted keep the key until the new deadline."""
-    nodes = []
-    for node in state.nodes:
-        slot = node.slots[who]
-        if slot.key == FIRM and not slot.said:
-            node = node._replace(slots=put(node.slots, who, slot._replace(key=LOOSE)))
-        nodes.append(node)
-    return state._replace(nodes=tuple(nodes))
-
-
-def _count(state: State, who: int) -> int:
-    return sum(node.slots[who].said for node in state.nodes)
-
-
-def _ended(state: State, who: int) -> State:
-    nodes = [node._replace(slots=without(node.slots, who)) for node in state.nodes]
-    return state._replace(attempts=without(state.attempts, who), nodes=tuple(nodes))
-
-
-def canonical(state: State) -> tuple[object, ...]:
-    """The same for states that differ only in the order of the nodes or in that of the attempts."""
-    heads = [one[1:] for one in state.attempts]
-    order = sorted(range(len(heads)), key=heads.__getitem__)
-    rest = (*state[:5], tuple([heads[who] for who in order]))
-    columns = sorted([(*n[:3], *[n.slots[who] for who in order]) for n in state.nodes])
-    return (*rest, tuple(columns))
