@@ -54,7 +54,9 @@ is worth less. With it true, nothing of that is taken for granted.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+
+from tests.model.values import put, without
 
 # Phases of the row.
 REDIS, DRAIN, DATABASE, CLOSING = "redis", "drain", "database", "closing"
@@ -76,8 +78,6 @@ STORES = ("Redis 0", "Redis 1", "the database")
 
 # No epoch, no incarnation, no bound.
 NONE = -1
-
-X = TypeVar("X")
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class ModeLease:
         """The store keeps the key for it from now on, unless it keeps it for somebody else."""
         if any(other.kept[store] for n, other in enumerate(state.processes) if n != who):
             return
-        kept = _put(one.kept, store, self.bounds.lease_ticks)
+        kept = put(one.kept, store, self.bounds.lease_ticks)
         granted = one._replace(kept=kept, request=ANSWERED)
         if not one.request_left:
             granted = _without_request(granted)
@@ -366,7 +366,7 @@ class ModeLease:
         # Where no more may be under way, another stops for ever.
         rests = [others]
         if len(others) == self.bounds.attempts:
-            rests = [_dropped(others, number) for number in range(len(others))]
+            rests = [without(others, number) for number in range(len(others))]
         for rest in rests:
             after = state._replace(attempts=(*rest, begun))
             yield "an attempt to open Redis begins", after
@@ -421,7 +421,7 @@ class ModeLease:
                 opened = attempt._replace(
                     opens_left=attempt.opens_left - 1,
                     opened=True,
-                    nonces=_put(attempt.nonces, instance, GONE),
+                    nonces=put(attempt.nonces, instance, GONE),
                 )
                 after = _with_attempt(state, number, opened)
                 yield (
@@ -467,14 +467,6 @@ def _less(ticks: int) -> int:
     return ticks - 1 if ticks else 0
 
 
-def _put(items: tuple[X, ...], index: int, item: X) -> tuple[X, ...]:
-    return (*items[:index], item, *items[index + 1 :])
-
-
-def _dropped(items: tuple[X, ...], index: int) -> tuple[X, ...]:
-    return items[:index] + items[index + 1 :]
-
-
 def _without_request(one: Process) -> Process:
     return one._replace(request=NOWHERE, request_epoch=NONE, request_left=0)
 
@@ -497,17 +489,17 @@ def _say(state: State, row: Row) -> State:
 
 
 def _with(state: State, who: int, one: Process) -> State:
-    return state._replace(processes=_put(state.processes, who, one))
+    return state._replace(processes=put(state.processes, who, one))
 
 
 def _with_attempt(state: State, number: int, attempt: Attempt) -> State:
-    return state._replace(attempts=_put(state.attempts, number, attempt))
+    return state._replace(attempts=put(state.attempts, number, attempt))
 
 
 def _with_instance(state: State, number: int, instance: Instance) -> State:
     """The instance is that one from now on, without locks."""
-    processes = tuple(one._replace(kept=_put(one.kept, number, 0)) for one in state.processes)
-    return state._replace(processes=processes, instances=_put(state.instances, number, instance))
+    processes = tuple(one._replace(kept=put(one.kept, number, 0)) for one in state.processes)
+    return state._replace(processes=processes, instances=put(state.instances, number, instance))
 
 
 def _with_nonce(state: State, number: int, whose: int) -> State:
@@ -519,7 +511,7 @@ def _with_nonce(state: State, number: int, whose: int) -> State:
             nonce = THERE
         elif nonce == THERE:
             nonce = GONE
-        attempts.append(attempt._replace(nonces=_put(attempt.nonces, number, nonce)))
+        attempts.append(attempt._replace(nonces=put(attempt.nonces, number, nonce)))
     return state._replace(attempts=tuple(attempts))
 
 

@@ -3,7 +3,6 @@
 `pytest tests/model -rP` shows each verdict with its states, and each counter-example step by step.
 """
 
-import sys
 from collections.abc import Callable, Hashable
 from dataclasses import fields
 
@@ -24,8 +23,8 @@ from tests.model.mode_lease import (
     State,
     violation,
 )
+from tests.model.verdicts import Tell, assert_can_be_walked, name_of
 
-Tell = Callable[[Report[State]], None]
 Goal = Callable[[State], bool]
 
 LIMIT = 100_000
@@ -79,17 +78,6 @@ BROKEN = [
 ]
 
 
-def name_of(value: object) -> str | None:
-    """What a test's name says of a parameter: what is not as usual."""
-    if isinstance(value, tuple):
-        return "-and-".join(value)
-    if isinstance(value, Bounds | Rules):
-        usual, these = vars(type(value)()), vars(value)
-        unusual = [f"{name}={these[name]}" for name in these if these[name] != usual[name]]
-        return "-".join(unusual) or "usual"
-    return None
-
-
 def without(*names: str) -> Rules:
     return Rules(**dict.fromkeys(names, False))
 
@@ -109,19 +97,6 @@ def search(
         canonical=canonical or Alike(model).form,
         limit=limit,
     )
-
-
-@pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Tell:
-    """Keeps a verdict: in the test's output, and in its properties."""
-
-    def keep(report: Report[State]) -> None:
-        record_property("states", report.states)
-        record_property("steps", report.depth)
-        record_property("verdict", str(report))
-        sys.stdout.write(f"{report}\n")
-
-    return keep
 
 
 @pytest.mark.parametrize(("bounds", "states"), WORLDS, ids=name_of)
@@ -153,13 +128,7 @@ def test_without_a_rule_two_have_the_key(
     tell(report)
     assert report.violation
     assert len(report.trace) == steps, report
-    # It can be walked, from the beginning, by the names of all concerned.
-    state = model.initial()
-    for step in report.trace:
-        assert (step.label, step.state) in list(model.successors(state))
-        assert not violation(state)
-        state = step.state
-    assert violation(state)
+    assert_can_be_walked(report, model.initial(), model.successors, violation)
 
 
 def test_each_rule_is_left_out_once() -> None:
