@@ -44,6 +44,8 @@ STORES = (
 )
 # While Redis has the authority, and while a database has.
 FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
+# Beside the others, that hazards which do not depend on the store are not run on yet another.
+ZOOKEEPER_STORES = ("zookeeper",)
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
@@ -284,6 +286,10 @@ def store(
         from tests.integration.contract.fast_stores import fast_store
 
         store = fast_store(request.param)
+    elif request.param in ZOOKEEPER_STORES:
+        from tests.integration.contract.zookeeper_stores import ZooKeeperStore
+
+        store = ZooKeeperStore(request.param)
     else:
         store = Store(request.param)
     yield store
@@ -298,7 +304,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
         in_contract = ".contract." in metafunc.module.__name__
-        stores = (*STORES, *FAST_STORES) if in_contract else STORES
+        stores = (*STORES, *FAST_STORES, *ZOOKEEPER_STORES) if in_contract else STORES
         metafunc.parametrize("store", stores, indirect=True)
 
 
