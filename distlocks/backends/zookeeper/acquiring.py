@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError
 
-from ...claims import Claim, Denial, Grant, Holder, Request, next_token
+from ...claims import MICROSECOND, Claim, Denial, Grant, Holder, Request, next_token
+from ...clock import lease_now
 from .nodes import Named, place_in
 from .records import Held, about, claim_data, holder, place_data
 from .requests import children, children_and_stat, create, create_place, delete, exists
@@ -154,6 +155,7 @@ def _grant(
     outcome = changes.outcome(answer)
     if outcome.failure is not None:
         return None
+    session.leases[request.owner_id] = lease_now() + request.ttl_us / MICROSECOND
     for path in taken:
         backend.judge.seen.since(path, outcome.state)
     return Grant(

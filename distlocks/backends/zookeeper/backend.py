@@ -78,6 +78,9 @@ class ZooKeeperBackend(BaseBackend):
         self._pid = pid()
         self._mutex = threading.Lock()
         self._session: Session | None = None
+        # Whether it is to end when it is done with, and how many verbs are under way.
+        self._closing = False
+        self._talks = 0
         self.wakeups = Wakeups()
 
     # The session
@@ -88,6 +91,19 @@ class ZooKeeperBackend(BaseBackend):
         It must be one that may be carried out twice. Raises BackendUnavailable.
         """
         give_up = time.monotonic() + self.settings.timeout
+        self._check_process()
+        with self._mutex:
+            self._talks += 1
+        try:
+            return self._try_until(give_up, verb)
+        finally:
+            with self._mutex:
+                self._talks -= 1
+                closing = self._closing
+            if closing:
+                self.close()
+
+    def _try_until(self, give_up: float, verb: Callable[[Talk], T]) -> T:
         in_doubt = False
         while True:
             try:
@@ -103,11 +119,13 @@ class ZooKeeperBackend(BaseBackend):
                 failure.in_doubt |= in_doubt
                 raise
 
-    def _ready_session(self, give_up: float) -> Session:
+    def _check_process(self) -> None:
         if self._pid != pid():
             if self._session is not None:
                 _inherited.append(self._session)
             self._reset()
+
+    def _ready_session(self, give_up: float) -> Session:
         with self._mutex:
             session = self._session
             if session is None or session.dead:
@@ -118,10 +136,15 @@ class ZooKeeperBackend(BaseBackend):
         return session
 
     def close(self) -> None:
+        """End the session; while it has leases, which would be lost, with the last of them."""
+        self._check_process()
         with self._mutex:
-            session, self._session = self._session, None
-        if session is not None and session.pid == pid():
-            session.close()
+            self._closing = True
+            session = self._session
+            if session is None or session.has_leases or self._talks:
+                return
+            self._session = None
+        session.close()
 
     # The verbs
 

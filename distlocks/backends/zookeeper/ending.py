@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from kazoo.exceptions import BadVersionError, NoNodeError
 
-from ...claims import Extended, Extension, Grant, Request
+from ...claims import MICROSECOND, Extended, Extension, Grant, Request
+from ...clock import lease_now
 from .nodes import Named, node_of
 from .records import Held, held
 from .requests import catch_up, children, delete, get
@@ -57,6 +58,7 @@ def extend(judge: Judge, talk: Talk, extensions: Sequence[Extension]) -> Extende
             wanted.append((extension, held_still))
         else:
             lost.add(grant.owner_id)
+            talk.session.leases.pop(grant.owner_id, None)
     changes = []
     for extension, several_held in wanted:
         change = Transaction(talk)
@@ -69,10 +71,12 @@ def extend(judge: Judge, talk: Talk, extensions: Sequence[Extension]) -> Extende
         owner_id = extension.grant.owner_id
         if outcome.failure is None:
             extended.add(owner_id)
+            talk.session.leases[owner_id] = lease_now() + extension.ttl_us / MICROSECOND
             for one in several_held:
                 judge.seen.since(one.path, outcome.state)
         elif isinstance(outcome.failure, NoNodeError):
             lost.add(owner_id)
+            talk.session.leases.pop(owner_id, None)
     return Extended(extended=frozenset(extended), lost=frozenset(lost))
 
 
@@ -84,6 +88,7 @@ def release(talk: Talk, grant: Grant) -> bool:
     else:
         answers = talk.ask(*[delete(_path(talk, named)) for named in nodes])
         freed = [not isinstance(answer, NoNodeError) for answer in answers]
+    talk.session.leases.pop(grant.owner_id, None)
     if all(freed):
         return True
     # Whoever takes or frees a claim that is not its own raises the key's token: with ours still
@@ -142,5 +147,6 @@ def abandon(talk: Talk, request: Request) -> None:
         for node in family
         if node.split(".")[1:2] == [owner]
     ]
+    talk.session.leases.pop(request.owner_id, None)
     if own:
         talk.ask(*[delete(path) for path in own])

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kazoo.client import KazooClient
+from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
@@ -31,6 +31,7 @@ from kazoo.protocol.states import KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
 
 from ...claims import MICROSECOND
+from ...clock import lease_now
 from ...exceptions import BackendUnavailable
 from ...identity import pid
 from ...waiting import DRIFT
@@ -104,6 +105,23 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]
         return answer
 
 
+class _Client(KazooClient):  # type: ignore[misc]
+    """Lets through what interrupts a thread that asks: kazoo would take it for a closed socket."""
+
+    def _call(self, request: Any, pending: Any) -> Any:
+        if self._state in CLOSED_STATES:
+            return super()._call(request, pending)
+        self._queue.append((request, pending))
+        wake = self._connection._write_sock
+        try:
+            if wake is None:
+                raise OSError("It is closed.")
+            wake.send(b"\0")
+        except OSError as error:
+            pending.set_exception(ConnectionClosedError(str(error)))
+        return None
+
+
 class Session:
     """One session with the ensemble, shared by the threads of one process.
 
@@ -118,6 +136,8 @@ class Session:
         self.name = uuid.uuid4().hex
         self.pid = pid()
         self.dead = False
+        # By owner id, until when the leases last that were granted in it, on the lease clock.
+        self.leases: dict[str, float] = {}
         self._on_news = on_news
         self._connected = threading.Event()
         self._announcing = threading.Lock()
@@ -125,7 +145,7 @@ class Session:
         # By the servers' clock, in microseconds, and by this machine's, in seconds.
         self._sample = (0, 0.0)
         self._watchers: dict[str, Callable[[Any], None]] = {}
-        self._client = KazooClient(
+        self._client = _Client(
             hosts=settings.hosts,
             timeout=settings.session_timeout,
             handler=_Handler(),
@@ -156,6 +176,12 @@ class Session:
         # Watches have gone with the connection.
         if state != KazooState.SUSPENDED:
             self._on_news()
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether its end would cost somebody a lease."""
+        now = lease_now()
+        return any(until > now for until in list(self.leases.values()))
 
     # Requests
 

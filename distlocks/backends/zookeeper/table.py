@@ -22,7 +22,7 @@ from .session import Interrupted, Session, Talk
 
 # Seconds in which who is first in a queue takes the key that it can have: it loses its place
 # then, for it may have died.
-PASS_AFTER = 1.0
+PASS_AFTER = 0.5
 # Seconds after which the second in a queue looks whether the first goes on.
 LOOK_AGAIN = 2.5
 # Seconds between two in a queue who find that the first is idle.

@@ -44,16 +44,16 @@ STORES = (
 )
 # While Redis has the authority, and while a database has.
 FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
-# Beside the others, that hazards which do not depend on the store are not run on yet another.
+# Apart, so that hazards which do not depend on the store are not run on yet another.
 ZOOKEEPER_STORES = ("zookeeper",)
 # Those that several processes can share.
-SHARED_STORES = STORES[1:]
+SHARED_STORES = (*STORES[1:], *ZOOKEEPER_STORES)
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
 # its own to either database, and through the ORM.
-KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
-DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
+KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis", "zookeeper")
+DATABASE_STORES = tuple(store for store in STORES[1:] if store not in REDIS_STORES)
 # For what takes long and depends on where the servers are rather than on how they were named.
-FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster")
+FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster", "zookeeper")
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from django.conf import settings
@@ -13,6 +14,7 @@ from distlocks import Lease
 from distlocks.backends.zookeeper import ZooKeeperBackend
 from distlocks.backends.zookeeper.nodes import claim_in, name_of
 from distlocks.backends.zookeeper.records import Held, held
+from distlocks.backends.zookeeper.table import look
 from distlocks.claims import Denial, Request, Waiter, to_us
 from distlocks.clock import lease_now
 from distlocks.keys import check_key
@@ -59,7 +61,22 @@ class ZooKeeperStore(Store):
         eventually(there_are)
         return [waiter.owner_id for waiter in found]
 
+    def clean_up(self) -> None:
+        super().clean_up()
+        session = self.zookeeper._session
+        if session is not None:
+            # What a test has left held is not to keep it open.
+            session.leases.clear()
+
     # Behind the library's back
+
+    def row(self, key: str) -> Any:
+        def expires_at() -> int:
+            name = self.backend.prefix + check_key(key)
+            _, (there,) = self.zookeeper.talk(lambda talk: look(talk, [name]))
+            return max((one.expires_us for one in there.held), default=0)
+
+        return SimpleNamespace(expires_at=self.aside(expires_at))
 
     def with_client(self, act: Callable[[Any], T]) -> T:
         """`act(client)` with a client that the library knows nothing of."""

@@ -13,7 +13,7 @@ from distlocks.claims import Grant, Waiter
 from tests.integration.contract.stores import (
     DATABASE_STORES,
     REDIS_STORES,
-    STORES,
+    SHARED_STORES,
     Gate,
     LoopGate,
     Store,
@@ -23,7 +23,7 @@ from tests.integration.contract.stores import (
 from tests.waiting import eventually_on_loop
 
 # The memory store answers without an await in between.
-AWAITED_STORES = STORES[1:]
+AWAITED_STORES = SHARED_STORES
 
 MakeGate = Callable[..., Gate | LoopGate]
 
