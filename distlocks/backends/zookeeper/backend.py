@@ -26,7 +26,7 @@ from ..base import BaseBackend
 from ..offload import offload
 from ..wakeups import Wakeups
 from . import acquiring, ending, listing, sweeping
-from .session import Interrupted, Paths, Session, Talk
+from .session import Interrupted, Paths, Session, Talk, unavailable
 from .settings import NAMES, Settings
 from .table import Judge
 
@@ -112,7 +112,7 @@ class ZooKeeperBackend(BaseBackend):
                 in_doubt |= error.in_doubt
                 if time.monotonic() < give_up:
                     continue
-                failure = BackendUnavailable(f"{error}")
+                failure = unavailable(self.settings, str(error))
                 failure.in_doubt = in_doubt
                 raise failure from error
             except BackendUnavailable as failure:

@@ -120,7 +120,7 @@ def _cool_down(talk: Talk, nodes: Sequence[Named], grant: Grant) -> list[bool]:
         failure = change.outcome(answer).failure
         if isinstance(failure, BadVersionError):
             # An extension that was under way: once more.
-            raise Interrupted("The claim was extended while it was released.", in_doubt=False)
+            raise Interrupted("the claim was extended while it was released", in_doubt=False)
         done.append(one is not None and failure is None)
     return done
 

@@ -65,6 +65,13 @@ class Interrupted(Exception):
         self.in_doubt = in_doubt
 
 
+def unavailable(settings: Settings, why: str) -> BackendUnavailable:
+    """The error that tells of it."""
+    return BackendUnavailable(
+        f"The ZooKeeper ensemble of the lock backend {settings.alias!r} ({settings.hosts}): {why}."
+    )
+
+
 class Paths:
     """Where things are: see nodes."""
 
@@ -186,8 +193,8 @@ class Session:
     # Requests
 
     def be_ready(self, give_up: float) -> None:
-        """Return once requests can be sent; Interrupted if the session dies first, and
-        BackendUnavailable if that takes until `give_up`, on the monotonic clock."""
+        """Return once requests can be sent; Interrupted if the session dies first, or if that
+        takes until `give_up`, on the monotonic clock."""
         self._await_connection(give_up)
         if not self._announced:
             with self._announcing:
@@ -196,15 +203,11 @@ class Session:
                     self._announced = True
 
     def _await_connection(self, give_up: float) -> None:
-        if not self._connected.wait(max(give_up - time.monotonic(), 0)) and not self.dead:
-            error = BackendUnavailable(
-                f"The ZooKeeper ensemble {self.settings.hosts} cannot be reached, or has no "
-                f"majority."
-            )
-            error.in_doubt = False
-            raise error
+        connected = self._connected.wait(max(give_up - time.monotonic(), 0))
         if self.dead:
-            raise Interrupted("The ZooKeeper session is dead.", in_doubt=False)
+            raise Interrupted("the session is dead", in_doubt=False)
+        if not connected:
+            raise Interrupted("it cannot be reached, or has no majority", in_doubt=False)
 
     def _announce(self, give_up: float) -> None:
         """Make the node by which others see that this session lives."""
@@ -222,7 +225,7 @@ class Session:
             else:
                 self.note_time(answer[1])
                 return
-        raise Interrupted(f"The nodes below {self.paths.root} come and go.", in_doubt=False)
+        raise Interrupted(f"the nodes below {self.paths.root} come and go", in_doubt=False)
 
     def ask(self, give_up: float, *sends: Send) -> list[Any]:
         """The answers to requests that are sent one right after the other.
@@ -231,11 +234,11 @@ class Session:
         BackendUnavailable for what is wrong with the servers, or if they do not answer in time.
         """
         if not self._connected.is_set() or self.dead:
-            raise Interrupted("There is no connection to ZooKeeper.", in_doubt=False)
+            raise Interrupted("there is no connection", in_doubt=False)
         pending = [send(self._client) for send in sends]
         answers = [self._answer(one, give_up) for one in pending]
         if self.dead:
-            raise Interrupted("The ZooKeeper session is dead.", in_doubt=True)
+            raise Interrupted("the session is dead", in_doubt=True)
         return answers
 
     def _answer(self, pending: Any, give_up: float) -> Any:
@@ -244,20 +247,17 @@ class Session:
         except ANSWERS as error:
             return error
         except INTERRUPTIONS as error:
-            raise Interrupted(f"ZooKeeper: {type(error).__name__}.", in_doubt=True) from error
+            raise Interrupted(type(error).__name__, in_doubt=True) from error
         except KazooTimeoutError as error:
-            raise BackendUnavailable(
-                f"The ZooKeeper ensemble {self.settings.hosts} did not answer within "
-                f"{self.settings.timeout:g} s."
+            raise unavailable(
+                self.settings, f"it did not answer within {self.settings.timeout:g} s"
             ) from error
         except KazooException as error:
             raise self.refused(error) from error
 
     def refused(self, error: Exception) -> BackendUnavailable:
         """What to raise when the servers do not do what is asked."""
-        failure = BackendUnavailable(
-            f"The ZooKeeper ensemble {self.settings.hosts} refuses: {type(error).__name__} {error}"
-        )
+        failure = unavailable(self.settings, f"it refuses: {type(error).__name__} {error}")
         failure.in_doubt = False
         return failure
 
@@ -359,7 +359,7 @@ class Transaction:
             if isinstance(result, Exception) and not isinstance(result, BYSTANDERS):
                 if place == 0:
                     self._session.dead = True
-                    raise Interrupted("The ZooKeeper session is dead.", in_doubt=False)
+                    raise Interrupted("the session is dead", in_doubt=False)
                 if not isinstance(result, ANSWERS):
                     raise self._session.refused(result)
                 return Outcome(result, 0)

@@ -180,7 +180,7 @@ def root_version(stat: Any, session: Session) -> int:
     if stat is None:
         # Somebody has removed everything. It is made anew, with another session.
         session.dead = True
-        raise Interrupted(f"{session.paths.root} is gone.", in_doubt=False)
+        raise Interrupted(f"{session.paths.root} is gone", in_doubt=False)
     return int(stat.version)
 
 

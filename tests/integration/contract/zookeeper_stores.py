@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from socket import SHUT_RDWR
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -77,6 +78,14 @@ class ZooKeeperStore(Store):
             return max((one.expires_us for one in there.held), default=0)
 
         return SimpleNamespace(expires_at=self.aside(expires_at))
+
+    def break_connection(self) -> None:
+        """As a firewall does that forgets, or a server that ends."""
+        session = self.zookeeper._session
+        connection = session._connection._socket if session is not None else None
+        if connection is not None:
+            with suppress(OSError):
+                connection.shutdown(SHUT_RDWR)
 
     def with_client(self, act: Callable[[Any], T]) -> T:
         """`act(client)` with a client that the library knows nothing of."""
