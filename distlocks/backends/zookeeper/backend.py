@@ -129,8 +129,6 @@ class ZooKeeperBackend(BaseBackend):
         with self._mutex:
             session = self._session
             if session is None or session.dead:
-                if session is not None:
-                    threading.Thread(target=session.close, daemon=True).start()
                 session = self._session = Session(self.settings, self.paths, self.wakeups.wake_all)
         session.be_ready(give_up)
         return session

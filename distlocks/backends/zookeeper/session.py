@@ -55,6 +55,8 @@ BYSTANDERS = (RolledBackError, RuntimeInconsistency)
 # for a goodbye.
 CONNECT_WITHIN = 2.0
 GOODBYE = 2.0
+# Seconds after which who waits for an answer looks whether one can still come.
+LOOK_AROUND = 0.1
 
 
 class Interrupted(Exception):
@@ -146,6 +148,7 @@ class Session:
         # By owner id, until when the leases last that were granted in it, on the lease clock.
         self.leases: dict[str, float] = {}
         self._on_news = on_news
+        # Set also when it is dead: nobody has to wait any more.
         self._connected = threading.Event()
         self._announcing = threading.Lock()
         self._announced = False
@@ -175,14 +178,22 @@ class Session:
 
     def _on_state(self, state: str) -> None:
         # In kazoo's own thread, which must not be held up.
-        if state == KazooState.CONNECTED and not self.dead:
+        if state == KazooState.LOST:
+            self.die()
+        if state == KazooState.CONNECTED or self.dead:
             self._connected.set()
         else:
             self._connected.clear()
-            self.dead = self.dead or state == KazooState.LOST
         # Watches have gone with the connection.
         if state != KazooState.SUSPENDED:
             self._on_news()
+
+    def die(self) -> None:
+        """It is dead, or as good as that. kazoo would go on with another, which nobody wants."""
+        if not self.dead:
+            self.dead = True
+            self._connected.set()
+            self._begin_goodbye()
 
     @property
     def has_leases(self) -> bool:
@@ -243,7 +254,16 @@ class Session:
 
     def _answer(self, pending: Any, give_up: float) -> Any:
         try:
-            return pending.get(timeout=max(give_up - time.monotonic(), 0.001))
+            while True:
+                # What was asked at the very moment in which the session died, kazoo forgets.
+                rest = give_up - time.monotonic()
+                try:
+                    return pending.get(timeout=max(min(rest, LOOK_AROUND), 0.001))
+                except KazooTimeoutError:
+                    if self.dead:
+                        raise Interrupted("the session is dead", in_doubt=True) from None
+                    if rest <= LOOK_AROUND:
+                        raise
         except ANSWERS as error:
             return error
         except INTERRUPTIONS as error:
@@ -300,9 +320,14 @@ class Session:
     def close(self) -> None:
         """Tell the ensemble goodbye. Waits for its answer for a moment."""
         self.dead = True
+        self._begin_goodbye().join(GOODBYE)
+
+    def _begin_goodbye(self) -> threading.Thread:
         farewell = threading.Thread(target=self._say_goodbye, name="distlocks-goodbye", daemon=True)
-        farewell.start()
-        farewell.join(GOODBYE)
+        # At the very end of the interpreter it is too late for new threads.
+        with suppress(RuntimeError):
+            farewell.start()
+        return farewell
 
     def _say_goodbye(self) -> None:
         with suppress(Exception):
@@ -358,7 +383,7 @@ class Transaction:
         for place, result in enumerate(answer):
             if isinstance(result, Exception) and not isinstance(result, BYSTANDERS):
                 if place == 0:
-                    self._session.dead = True
+                    self._session.die()
                     raise Interrupted("the session is dead", in_doubt=False)
                 if not isinstance(result, ANSWERS):
                     raise self._session.refused(result)

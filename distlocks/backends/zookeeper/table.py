@@ -179,7 +179,7 @@ def root_version(stat: Any, session: Session) -> int:
     """How often keys have been deleted."""
     if stat is None:
         # Somebody has removed everything. It is made anew, with another session.
-        session.dead = True
+        session.die()
         raise Interrupted(f"{session.paths.root} is gone", in_doubt=False)
     return int(stat.version)
 
