@@ -11,11 +11,11 @@ from kazoo.exceptions import NoNodeError
 
 from ...claims import MICROSECOND, Claim, Denial, Grant, Holder, Request, next_token
 from ...clock import lease_now
-from .nodes import Named, place_in
+from .nodes import Named, claim_in, place_in
 from .records import Held, about, claim_data, holder, place_data
-from .requests import children, children_and_stat, create, create_place, delete, exists
+from .requests import children, children_and_stat, create, create_place, delete, get
 from .session import Talk, Transaction
-from .table import Look, Place, look, microseconds_left
+from .table import Look, Place, in_order, look, microseconds_left, parsed
 
 if TYPE_CHECKING:
     from .backend import ZooKeeperBackend
@@ -210,11 +210,11 @@ def what_to_watch(talk: Talk, denial: Denial) -> str | None:
     (nodes,) = talk.ask(children(queue))
     if isinstance(nodes, NoNodeError):
         return None
-    before = ""
-    for node in sorted(nodes, key=lambda node: node.rpartition(".")[2]):
-        if place_in(denial.key, node).owner_id == denial.queued:
-            return f"{queue}/{before}" if before else paths.key(denial.key)
-        before = node
+    before = paths.key(denial.key)
+    for place in in_order(parsed(nodes, denial.key, place_in), queue):
+        if place.named.owner_id == denial.queued:
+            return before
+        before = place.path
     # The session in which it stood there is gone.
     return None
 
@@ -225,15 +225,16 @@ def watch(backend: ZooKeeperBackend, denial: Denial, path: str, talk: Talk) -> b
     key = session.paths.key(denial.key)
     watcher = session.watcher(path, backend.wakeups.wake)
     if path != key:
-        (stat,) = talk.ask(exists(path, watcher))
-        return stat is not None
+        (answer,) = talk.ask(get(path, watcher))
+        return not isinstance(answer, NoNodeError)
     (answer,) = talk.ask(children_and_stat(key, watcher))
     if isinstance(answer, NoNodeError) or answer[1].cversion != denial.version:
         return False
     # The death of a holder is none of the key's changes.
-    others = {node.split(".")[2] for node in answer[0] if node.count(".") >= 2} - {session.name}
+    claims = parsed(answer[0], denial.key, claim_in)
+    others = {named.session for _, named in claims} - {session.name}
     for one in sorted(others):
         mark = session.paths.session(one)
         told = session.watcher(mark, lambda _: backend.wakeups.wake_all())
-        talk.ask(exists(mark, told))
+        talk.ask(get(mark, told))
     return True

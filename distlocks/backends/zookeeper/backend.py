@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds after which a verb that was interrupted is carried out again.
+AGAIN = 0.01
 # Sessions of processes that forked: they are theirs. Finalising them would speak on their sockets.
 _inherited: list[Session] = []
 
@@ -71,11 +73,11 @@ class ZooKeeperBackend(BaseBackend):
         super().__init__(alias, params)
         self.settings = Settings(self)
         self.paths = Paths(self.settings.path)
-        self.judge = Judge()
         self._reset()
 
     def _reset(self) -> None:
         self._pid = pid()
+        self.judge = Judge()
         self._mutex = threading.Lock()
         self._session: Session | None = None
         # Whether it is to end when it is done with, and how many verbs are under way.
@@ -111,6 +113,7 @@ class ZooKeeperBackend(BaseBackend):
             except Interrupted as error:
                 in_doubt |= error.in_doubt
                 if time.monotonic() < give_up:
+                    time.sleep(AGAIN)
                     continue
                 failure = unavailable(self.settings, str(error))
                 failure.in_doubt = in_doubt

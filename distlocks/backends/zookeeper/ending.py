@@ -94,7 +94,9 @@ def release(talk: Talk, grant: Grant) -> bool:
     # Whoever takes or frees a claim that is not its own raises the key's token: with ours still
     # there, it was our own release, whose answer was lost.
     paths = talk.session.paths
-    tokens = talk.ask(*[get(paths.key(claim.key)) for claim in grant.claims])
+    tokens = talk.ask(catch_up(paths.root), *[get(paths.key(claim.key)) for claim in grant.claims])[
+        1:
+    ]
     return all(
         done or (not isinstance(answer, NoNodeError) and int(answer[0]) == token)
         for done, answer, token in zip(freed, tokens, grant.fencing_tokens, strict=True)
@@ -111,8 +113,7 @@ def _cool_down(talk: Talk, nodes: Sequence[Named], grant: Grant) -> list[bool]:
         if one is not None:
             change.delete(one.path, one.version)
             if one.cooled_us > now_us:
-                after = replace_released(named)
-                change.create(_path(talk, after), one.data())
+                change.create(_path(talk, named._replace(released=True)), one.data())
         changes.append(change)
     answers = talk.ask(*[change.send for change in changes])
     done = []
@@ -123,11 +124,6 @@ def _cool_down(talk: Talk, nodes: Sequence[Named], grant: Grant) -> list[bool]:
             raise Interrupted("the claim was extended while it was released", in_doubt=False)
         done.append(one is not None and failure is None)
     return done
-
-
-def replace_released(named: Named) -> Named:
-    """The same claim, its work over."""
-    return named._replace(released=True)
 
 
 def abandon(talk: Talk, request: Request) -> None:

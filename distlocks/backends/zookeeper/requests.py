@@ -10,14 +10,15 @@ Send = Callable[[Any], Any]
 Watcher = Callable[[Any], None]
 
 
-def exists(path: str, watcher: Watcher | None = None) -> Send:
-    """The node's stat, or None. The watcher is called when either changes."""
-    return lambda client: client.exists_async(path, watcher)
+def exists(path: str) -> Send:
+    """The node's stat, or None."""
+    return lambda client: client.exists_async(path)
 
 
-def get(path: str) -> Send:
-    """The node's data and stat."""
-    return lambda client: client.get_async(path)
+def get(path: str, watcher: Watcher | None = None) -> Send:
+    """The node's data and stat. The watcher is called when the node changes or goes; there is none
+    on a node that is not there: it would stay for as long as the session."""
+    return lambda client: client.get_async(path, watcher)
 
 
 def children(path: str) -> Send:

@@ -287,6 +287,18 @@ class Session:
         """A node was written just now: what time it was by the servers' clock."""
         self._sample = (stat.mtime * 1000, time.monotonic())
 
+    def note_own(self, answer: Any) -> None:
+        """See note_time(): of the write to the node of this session, which must be there."""
+        if isinstance(answer, Exception):
+            self.die()
+            raise Interrupted("the session is dead", in_doubt=False)
+        self.note_time(answer)
+
+    @property
+    def clock_age(self) -> float:
+        """Seconds since the servers' clock was read."""
+        return time.monotonic() - self._sample[1]
+
     def now_us(self) -> int:
         """The servers' clock in microseconds: what it shows, or a little less, never more.
 

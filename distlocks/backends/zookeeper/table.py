@@ -27,6 +27,8 @@ PASS_AFTER = 0.5
 LOOK_AGAIN = 2.5
 # Seconds between two in a queue who find that the first is idle.
 APART = 0.1
+# Seconds after which the servers' clock is read anew.
+CLOCK_LASTS = 10.0
 # So many things are remembered that were seen.
 REMEMBERED = 10_000
 
@@ -195,6 +197,10 @@ def look(
     session = talk.session
     paths = session.paths
     sends = [requests.catch_up(paths.root)] if catch_up else []
+    # Who only looks on would know less and less of what time it is there.
+    tell_time = session.clock_age > CLOCK_LASTS
+    if tell_time:
+        sends.append(requests.write(paths.session(session.name)))
     sends.append(requests.exists(paths.root))
     for name in names:
         key = paths.key(name)
@@ -204,12 +210,14 @@ def look(
     answers = iter(talk.ask(*sends))
     if catch_up:
         next(answers)
+    if tell_time:
+        session.note_own(next(answers))
     version = root_version(next(answers), session)
     read = [(next(answers), next(answers), next(answers) if queues else []) for _ in names]
     claims = _claims(
         talk,
         {
-            name: _parsed(found[0], name, claim_in)
+            name: parsed(found[0], name, claim_in)
             for name, (_, found, _) in zip(names, read, strict=True)
             if not isinstance(found, NoNodeError)
         },
@@ -220,7 +228,7 @@ def look(
     ]
 
 
-def _parsed(
+def parsed(
     nodes: Iterable[str], name: str, parse: Callable[[str, str], Named]
 ) -> list[tuple[str, Named]]:
     found = []
@@ -231,16 +239,21 @@ def _parsed(
     return found
 
 
+def in_order(places: Iterable[tuple[str, Named]], queue_path: str) -> list[Place]:
+    """Those who wait, first come first."""
+    return [
+        Place(named, f"{queue_path}/{node}")
+        for node, named in sorted(places, key=lambda place: place[1].number)
+    ]
+
+
 def _looked(
     name: str, node: Any, children: Any, queue: Any, claims: list[Held], queue_path: str
 ) -> Look:
-    places = [] if isinstance(queue, NoNodeError) else _parsed(queue, name, place_in)
-    in_order = [
-        Place(named, f"{queue_path}/{node_name}")
-        for node_name, named in sorted(places, key=lambda place: place[1].number)
-    ]
+    places = [] if isinstance(queue, NoNodeError) else parsed(queue, name, place_in)
+    waiting = in_order(places, queue_path)
     if isinstance(node, NoNodeError) or isinstance(children, NoNodeError):
-        return Look(name, 0, -1, -1, 0, 0, [], in_order)
+        return Look(name, 0, -1, -1, 0, 0, [], waiting)
     (data, stat), (_, family) = node, children
     return Look(
         name=name,
@@ -250,7 +263,7 @@ def _looked(
         state=family.pzxid,
         written_us=stat.mtime * 1000,
         held=claims,
-        queue=in_order,
+        queue=waiting,
     )
 
 
