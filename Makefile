@@ -16,7 +16,8 @@ ARGS ?=
 WORKERS ?= 2
 CORE_TESTS := tests/unit tests/integration tests/migration
 MATRIX ?= 3.12 3.13
-# Where the demo's locks are: database (its own SQLite file) or redis.
+# Where the demo's locks are: database (its own SQLite file), redis, or zookeeper (at
+# DEMO_ZOOKEEPER_HOSTS).
 BACKEND ?= database
 demo serve: export DEMO_BACKEND = $(BACKEND)
 export DISTLOCKS_SOAK_SECONDS ?= 300
@@ -26,10 +27,10 @@ export DISTLOCKS_SOAK_SECONDS ?= 300
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.stamp-demo ## Show in the terminal what the locks do (BACKEND=database or redis)
+demo: $(VENV)/.stamp-demo ## Show in the terminal what the locks do (BACKEND=database, redis or zookeeper)
 	$(BIN)/python manage.py demo
 
-serve: $(VENV)/.stamp-demo ## Serve the demo project with its admin (BACKEND=database or redis)
+serve: $(VENV)/.stamp-demo ## Serve the demo project with its admin (BACKEND=database, redis or zookeeper)
 	$(BIN)/python manage.py serve
 
 test: $(VENV)/.stamp-test ## Run the tests, with real servers (TESTS=, ARGS=)

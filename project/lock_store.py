@@ -1,4 +1,4 @@
-"""Where the demo's locks are, made ready: its database, or Redis (DEMO_BACKEND)."""
+"""Where the demo's locks are, made ready: its database, Redis or ZooKeeper (DEMO_BACKEND)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LockStore:
     """What the server processes have to know of it, and people."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Host and port; nothing if the locks are in the database.
+    # Host and port; nothing if the locks are elsewhere.
     redis: str = ""
 
 
@@ -31,6 +31,10 @@ def lock_store(say: Callable[[str], None]) -> Iterator[LockStore]:
     try:
         with contextlib.ExitStack() as stack:
             if settings.LOCKS_IN == "database":
+                store = LockStore()
+            elif settings.LOCKS_IN == "zookeeper":
+                # The servers find it as this process does; that it answers is all there is to see.
+                locks["default"].holders(limit=1)
                 store = LockStore()
             elif settings.REDIS_URL:
                 store = _at(settings.REDIS_URL)

@@ -3,8 +3,9 @@
 From the environment: DEMO_DATABASE (path of the SQLite file), DEMO_SERVER_NAME (this server
 process' label), DEMO_PEERS (all servers, as "alpha=http://127.0.0.1:8001,beta=…"),
 DEMO_LEASE_SECONDS, DEMO_INTERVAL_SECONDS, DEMO_JOB_LIMIT and DEMO_TURN_SECONDS; DEMO_BACKEND (where
-the locks are: "database" or "redis"), and for Redis DEMO_REDIS_URL (a server whose database 1 they
-may have; `demo` and `serve` bring one of their own when it is not set).
+the locks are: "database", "redis" or "zookeeper"), for Redis DEMO_REDIS_URL (a server whose
+database 1 they may have; `demo` and `serve` bring one of their own when it is not set), and for
+ZooKeeper DEMO_ZOOKEEPER_HOSTS (as "host:2181,…"; they may have /distlocks-demo there).
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ DISTLOCKS = {
 }
 
 LOCKS_IN = os.environ.get("DEMO_BACKEND") or "database"
-if LOCKS_IN not in ("database", "redis"):
+if LOCKS_IN not in ("database", "redis", "zookeeper"):
     raise ImproperlyConfigured(
-        f"DEMO_BACKEND={LOCKS_IN!r} is not known: the demo's locks are in 'database' or 'redis'."
+        f"DEMO_BACKEND={LOCKS_IN!r} is not known: the demo's locks are in 'database', 'redis' or "
+        f"'zookeeper'."
     )
 # Empty: `demo` and `serve` bring a server of their own.
 REDIS_URL = os.environ.get("DEMO_REDIS_URL", "")
@@ -113,6 +115,22 @@ if LOCKS_IN == "redis":
             "TTL": 30,
             "TIMEOUT": 10,
             "OPTIONS": {"cache": "locks", "db": 1},
+        },
+    }
+
+if LOCKS_IN == "zookeeper":
+    _hosts = os.environ.get("DEMO_ZOOKEEPER_HOSTS", "")
+    if not _hosts:
+        raise ImproperlyConfigured(
+            "DEMO_ZOOKEEPER_HOSTS is missing: name servers, as in "
+            "'make demo BACKEND=zookeeper DEMO_ZOOKEEPER_HOSTS=127.0.0.1:2181'."
+        )
+    DISTLOCKS = {
+        "default": {
+            "BACKEND": "distlocks.backends.zookeeper.ZooKeeperBackend",
+            "TTL": 30,
+            "TIMEOUT": 10,
+            "OPTIONS": {"hosts": _hosts, "path": "/distlocks-demo"},
         },
     }
 

@@ -17,11 +17,13 @@ from project.demo.checks import Record, no_overlap, tokens_grow
 from project.servers import BASE_DIR
 from tests.acceptance.client import is_listening, wait_for
 from tests.acceptance.conftest import BACKENDS, environment
+from tests.servers import session
+from tests.servers.zookeeper import ZooKeeperEnsemble
 
 COMMAND = [sys.executable, "manage.py", "demo"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [*BACKENDS, "zookeeper"])
 def test_the_demo_shows_that_every_promise_holds(tmp_path: Path, backend: str) -> None:
     ended = subprocess.run(
         COMMAND,
@@ -118,6 +120,10 @@ def _records(*spans: tuple[float, float]) -> Sequence[Record]:
 
 def _environment(folder: Path, backend: str) -> dict[str, str]:
     store = {"DEMO_BACKEND": backend, "TMPDIR": str(folder)}
+    if backend == "zookeeper":
+        ensemble = session.group(ZooKeeperEnsemble)
+        assert ensemble is not None
+        store["DEMO_ZOOKEEPER_HOSTS"] = ensemble.addresses
     return environment(folder / "unused.sqlite3", store)
 
 

@@ -21,7 +21,12 @@ from tests.acceptance.conftest import environment
         (
             {"DEMO_BACKEND": "postgres"},
             "manage.py: DEMO_BACKEND='postgres' is not known: "
-            "the demo's locks are in 'database' or 'redis'.\n",
+            "the demo's locks are in 'database', 'redis' or 'zookeeper'.\n",
+        ),
+        (
+            {"DEMO_BACKEND": "zookeeper"},
+            "manage.py: DEMO_ZOOKEEPER_HOSTS is missing: name servers, as in "
+            "'make demo BACKEND=zookeeper DEMO_ZOOKEEPER_HOSTS=127.0.0.1:2181'.\n",
         ),
         (
             {"DEMO_BACKEND": "redis", "DEMO_REDIS_URL": "localhost:6379"},

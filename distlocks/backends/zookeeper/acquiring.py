@@ -13,7 +13,7 @@ from ...claims import MICROSECOND, Claim, Denial, Grant, Holder, Request, next_t
 from ...clock import lease_now
 from .nodes import Named, claim_in, place_in
 from .records import Held, about, claim_data, holder, place_data
-from .requests import children, children_and_stat, create, create_place, delete, get
+from .requests import children, children_and_stat, create, create_place, delete, ensure, get
 from .session import Talk, Transaction
 from .table import Look, Place, in_order, look, microseconds_left, parsed
 
@@ -29,7 +29,7 @@ OUTRUN = 0.05
 def attempt(backend: ZooKeeperBackend, talk: Talk, request: Request) -> Grant | Denial:
     """Grant the request or deny it."""
     catch_up = False
-    while True:
+    while time.monotonic() < talk.give_up:
         root, looks = look(talk, request.keys, catch_up=catch_up)
         if any(one.version < 0 for one in looks):
             _make_keys(talk, [one.name for one in looks if one.version < 0])
@@ -44,15 +44,17 @@ def attempt(backend: ZooKeeperBackend, talk: Talk, request: Request) -> Grant | 
         grant = _grant(backend, talk, request, root, looks, now_us)
         if grant is not None:
             return grant
-        if time.monotonic() > talk.give_up:
-            return Denial(key=request.keys[0], remaining=OUTRUN, reason="Others were faster.")
         # Another was faster, and this server may not know of it yet.
         catch_up = True
+    return Denial(key=request.keys[0], remaining=OUTRUN, reason="Others were faster each time.")
 
 
 def _make_keys(talk: Talk, names: Sequence[str]) -> None:
     paths = talk.session.paths
-    talk.ask(*[create(paths.key(name), b"0") for name in names])
+    made = talk.ask(*[create(paths.key(name), b"0") for name in names])
+    if any(isinstance(answer, NoNodeError) for answer in made):
+        # Somebody has cleared up.
+        talk.ask(ensure(paths.locks))
 
 
 def _first_refusal(
@@ -198,7 +200,7 @@ def _join(talk: Talk, claim: Claim, request: Request) -> None:
 
     place = create_place(f"{queue}/{named.node}", place_data(request))
     while isinstance(talk.ask(place)[0], NoNodeError):
-        talk.ask(create(queue))
+        talk.ask(ensure(queue))
 
 
 def what_to_watch(talk: Talk, denial: Denial) -> str | None:
