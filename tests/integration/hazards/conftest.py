@@ -64,7 +64,7 @@ def proxied(
             there = f"{login}{at}{proxy.host}:{proxy.port}"
             entry["OPTIONS"]["url"] = url._replace(netloc=there).geturl()
         elif store.alias == "zookeeper":
-            entry["OPTIONS"] |= {"hosts": f"{proxy.host}:{proxy.port}", "timeout": 1.5}
+            entry["OPTIONS"] |= {"hosts": f"{proxy.host}:{proxy.port}", "timeout": 1.0}
         else:
             database = copy.deepcopy(connections["postgres"].settings_dict)
             database |= {"HOST": proxy.host, "PORT": str(proxy.port)}

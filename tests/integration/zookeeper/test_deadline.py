@@ -16,7 +16,7 @@ from tests.integration.contract.zookeeper_stores import ZooKeeperStore
 from tests.servers.proxy import FaultProxy
 from tests.waiting import eventually
 
-TTL = 3.0
+TTL = 2.0
 # Seconds: of each answer.
 DELAY = 0.3
 
@@ -40,7 +40,7 @@ def test_a_late_answer_does_not_make_a_lease_last_beyond_its_end_for_others(
     host, _, port = store.zookeeper.settings.hosts.split(",")[0].partition(":")
     with FaultProxy(host, int(port), delay=DELAY) as proxy:
         entry = settings.DISTLOCKS[store.alias]
-        options = {**entry["OPTIONS"], "hosts": f"{proxy.host}:{proxy.port}", "timeout": 2.5}
+        options = {**entry["OPTIONS"], "hosts": f"{proxy.host}:{proxy.port}", "timeout": 2.0}
         entry = {**entry, "TTL": TTL, "OPTIONS": options}
         settings.DISTLOCKS = {**settings.DISTLOCKS, "slow": entry}
         slow = Store("slow")

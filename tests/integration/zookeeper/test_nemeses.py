@@ -8,16 +8,33 @@ from collections.abc import Callable
 import pytest
 
 from distlocks.clock import lease_now
-from tests.integration.zookeeper.nemeses import NEMESES, OF_WORKERS, Nemesis
+from tests.integration.zookeeper.nemeses import (
+    NEMESES,
+    OF_WORKERS,
+    Nemesis,
+    cut_off_for_a_moment,
+    first_waiters_killed_and_paused,
+    leader_paused,
+)
 from tests.integration.zookeeper.scene import Scene
 
 SOAK_SECONDS = float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))
 # Of a soak: after each round, the journals are checked and thrown away.
 ROUND_SECONDS = 20.0
+# An ordinary run shows the like.
+FOR_LONG_RUNS = {cut_off_for_a_moment, first_waiters_killed_and_paused, leader_paused}
+ALL = [
+    pytest.param(
+        nemesis,
+        id=nemesis.__name__,
+        marks=[pytest.mark.soak] if nemesis in FOR_LONG_RUNS else [],
+    )
+    for nemesis in NEMESES
+]
 Record = Callable[[str, object], None]
 
 
-@pytest.mark.parametrize("nemesis", NEMESES)
+@pytest.mark.parametrize("nemesis", ALL)
 def test_no_lock_is_held_twice(
     stage: Callable[..., Scene], nemesis: Nemesis, record_property: Record
 ) -> None:

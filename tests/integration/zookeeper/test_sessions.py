@@ -259,9 +259,9 @@ class TestOnePerProcess:
     ) -> None:
         held = await store.ahold(key)
         threads = threading.active_count()
-        tasks = [asyncio.create_task(store.lock(key, timeout=60).aacquire()) for _ in range(200)]
+        tasks = [asyncio.create_task(store.lock(key, timeout=60).aacquire()) for _ in range(100)]
         await eventually_on_loop(
-            lambda: len(store.aside(lambda: store.backend.waiters(key))) == 200
+            lambda: len(store.aside(lambda: store.backend.waiters(key))) == 100
         )
         assert threading.active_count() < threads + 20
         for task in tasks[1:]:
