@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from kazoo.exceptions import NoNodeError
 
-from ...claims import MICROSECOND, Claim, Denial, Grant, Holder, Request, next_token
-from ...clock import lease_now
+from ...claims import Claim, Denial, Grant, Holder, Request, next_token
 from .nodes import Named, claim_in, place_in
 from .records import Held, about, claim_data, holder, place_data
 from .requests import children, children_and_stat, create, create_place, delete, ensure, get
@@ -157,7 +156,7 @@ def _grant(
     outcome = changes.outcome(answer)
     if outcome.failure is not None:
         return None
-    session.leases[request.owner_id] = lease_now() + request.ttl_us / MICROSECOND
+    session.note_lease(request.owner_id, request.ttl_us)
     for path in taken:
         backend.judge.seen.since(path, outcome.state)
     return Grant(
@@ -203,7 +202,7 @@ def _join(talk: Talk, claim: Claim, request: Request) -> None:
         talk.ask(ensure(queue))
 
 
-def what_to_watch(talk: Talk, denial: Denial) -> str | None:
+def what_to_watch(denial: Denial, talk: Talk) -> str | None:
     """The node whose change ends the wait; None if it makes sense to try again now."""
     paths = talk.session.paths
     if not denial.queued:

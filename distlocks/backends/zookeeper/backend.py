@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from ...claims import (
     Swept,
     Waiter,
 )
+from ...clock import lease_now
 from ...conf import Params
 from ...exceptions import BackendUnavailable, NotSupported
 from ...identity import pid
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Seconds that a verb may take, even if its asker has no time left.
+LEAST = 0.1
 # Seconds after which a verb that was interrupted is carried out again.
 AGAIN = 0.01
 # Sessions of processes that forked: they are theirs. Finalising them would speak on their sockets.
@@ -87,12 +91,14 @@ class ZooKeeperBackend(BaseBackend):
 
     # The session
 
-    def talk(self, verb: Callable[[Talk], T]) -> T:
+    def talk(self, verb: Callable[[Talk], T], until: float = math.inf) -> T:
         """Carry out a verb, if need be over another connection or in another session.
 
-        It must be one that may be carried out twice. Raises BackendUnavailable.
+        It must be one that may be carried out twice. Raises BackendUnavailable; when the lease
+        clock shows `until`, at the latest.
         """
-        give_up = time.monotonic() + self.settings.timeout
+        longest = min(self.settings.timeout, max(until - lease_now(), LEAST))
+        give_up = time.monotonic() + longest
         self._check_process()
         with self._mutex:
             self._talks += 1
@@ -198,15 +204,21 @@ class ZooKeeperBackend(BaseBackend):
     # Waiting
 
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
-        path = self.talk(lambda talk: acquiring.what_to_watch(talk, denial))
+        path = self._to_watch(denial, until)
         if path is not None:
             with self.wakeups.ticket(path) as ticket:
-                if self.talk(partial(acquiring.watch, self, denial, path)):
+                if self._watched(denial, path, until):
                     ticket.wait(until)
 
     async def await_(self, denial: Denial, until: float, attempt: int) -> None:
-        path = await offload(lambda: self.talk(lambda talk: acquiring.what_to_watch(talk, denial)))
+        path = await offload(lambda: self._to_watch(denial, until))
         if path is not None:
             with self.wakeups.ticket(path) as ticket:
-                if await offload(lambda: self.talk(partial(acquiring.watch, self, denial, path))):
+                if await offload(lambda: self._watched(denial, path, until)):
                     await ticket.wait_async(until)
+
+    def _to_watch(self, denial: Denial, until: float) -> str | None:
+        return self.talk(partial(acquiring.what_to_watch, denial), until)
+
+    def _watched(self, denial: Denial, path: str, until: float) -> bool:
+        return self.talk(partial(acquiring.watch, self, denial, path), until)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from kazoo.exceptions import BadVersionError, NoNodeError
 
-from ...claims import MICROSECOND, Extended, Extension, Grant, Request
-from ...clock import lease_now
+from ...claims import Extended, Extension, Grant, Request
 from .nodes import Named, node_of
 from .records import Held, held
 from .requests import catch_up, children, delete, get
@@ -58,7 +57,7 @@ def extend(judge: Judge, talk: Talk, extensions: Sequence[Extension]) -> Extende
             wanted.append((extension, held_still))
         else:
             lost.add(grant.owner_id)
-            talk.session.leases.pop(grant.owner_id, None)
+            talk.session.forget_lease(grant.owner_id)
     changes = []
     for extension, several_held in wanted:
         change = Transaction(talk)
@@ -71,12 +70,12 @@ def extend(judge: Judge, talk: Talk, extensions: Sequence[Extension]) -> Extende
         owner_id = extension.grant.owner_id
         if outcome.failure is None:
             extended.add(owner_id)
-            talk.session.leases[owner_id] = lease_now() + extension.ttl_us / MICROSECOND
+            talk.session.note_lease(owner_id, extension.ttl_us)
             for one in several_held:
                 judge.seen.since(one.path, outcome.state)
         elif isinstance(outcome.failure, NoNodeError):
             lost.add(owner_id)
-            talk.session.leases.pop(owner_id, None)
+            talk.session.forget_lease(owner_id)
     return Extended(extended=frozenset(extended), lost=frozenset(lost))
 
 
@@ -88,7 +87,7 @@ def release(talk: Talk, grant: Grant) -> bool:
     else:
         answers = talk.ask(*[delete(_path(talk, named)) for named in nodes])
         freed = [not isinstance(answer, NoNodeError) for answer in answers]
-    talk.session.leases.pop(grant.owner_id, None)
+    talk.session.forget_lease(grant.owner_id)
     if all(freed):
         return True
     # Whoever takes or frees a claim that is not its own raises the key's token: with ours still
@@ -113,7 +112,10 @@ def _cool_down(talk: Talk, nodes: Sequence[Named], grant: Grant) -> list[bool]:
         if one is not None:
             change.delete(one.path, one.version)
             if one.cooled_us > now_us:
-                change.create(_path(talk, named._replace(released=True)), one.data())
+                change.create(
+                    _path(talk, named._replace(released=True)),
+                    one.cooling_data(one.cooled_us - now_us),
+                )
         changes.append(change)
     answers = talk.ask(*[change.send for change in changes])
     done = []
@@ -143,6 +145,6 @@ def abandon(talk: Talk, request: Request) -> None:
         for node in family
         if node.split(".")[1:2] == [owner]
     ]
-    talk.session.leases.pop(request.owner_id, None)
+    talk.session.forget_lease(request.owner_id)
     if own:
         talk.ask(*[delete(path) for path in own])

@@ -23,10 +23,13 @@ class Held:
     token: int
     acquired_us: int
     ttl_us: int
+    # How long it keeps the key taken from the making of its node on, at least.
     min_hold_us: int
     # Host, pid, thread, label and metadata.
     about: dict[str, Any]
-    # When it was granted or last extended, by the servers' clock; not before it was.
+    # When its node was made, and last written for an extension, by the servers' clock; the latter
+    # not before it was.
+    created_us: int
     written_us: int
     # Changes with each extension; no two states of any node have the same.
     state: int
@@ -37,7 +40,7 @@ class Held:
     @property
     def cooled_us(self) -> int:
         """Until when its minimum hold keeps the key taken."""
-        return self.acquired_us + self.min_hold_us if self.min_hold_us else 0
+        return self.created_us + self.min_hold_us if self.min_hold_us else 0
 
     @property
     def expires_us(self) -> int:
@@ -46,15 +49,14 @@ class Held:
             return self.cooled_us
         return max(self.written_us + self.ttl_us, self.cooled_us)
 
-    def data(self, *, ttl_us: int | None = None) -> bytes:
+    def data(self, *, ttl_us: int) -> bytes:
         """What the node is to hold when the lease is to last that long from the writing on."""
-        return claim_data(
-            self.token,
-            self.acquired_us,
-            self.ttl_us if ttl_us is None else ttl_us,
-            self.min_hold_us,
-            self.about,
-        )
+        return claim_data(self.token, self.acquired_us, ttl_us, self.min_hold_us, self.about)
+
+    def cooling_data(self, rest_us: int) -> bytes:
+        """What the node that takes its place is to hold when only so much of its minimum hold is
+        left."""
+        return claim_data(self.token, self.acquired_us, 0, rest_us, self.about)
 
 
 def claim_data(
@@ -99,6 +101,7 @@ def held(named: Named, path: str, data: bytes, stat: Any, *, trusted: bool) -> H
         ttl_us=said.pop("ttl_us"),
         min_hold_us=said.pop("min_hold_us"),
         about=said,
+        created_us=stat.ctime * MILLISECOND,
         written_us=(stat.mtime + 1) * MILLISECOND,
         state=stat.mzxid,
         version=stat.version,

@@ -57,6 +57,8 @@ CONNECT_WITHIN = 2.0
 GOODBYE = 2.0
 # Seconds after which who waits for an answer looks whether one can still come.
 LOOK_AROUND = 0.1
+# More leases than a process has at once, ordinarily.
+MANY_LEASES = 10_000
 
 
 class Interrupted(Exception):
@@ -194,6 +196,18 @@ class Session:
             self.dead = True
             self._connected.set()
             self._begin_goodbye()
+
+    def note_lease(self, owner_id: str, ttl_us: int) -> None:
+        """A lease was granted or extended in it just now."""
+        self.leases[owner_id] = lease_now() + ttl_us / MICROSECOND
+        if len(self.leases) > MANY_LEASES:
+            # Some have never been released.
+            now = lease_now()
+            self.leases = {owner: until for owner, until in [*self.leases.items()] if until > now}
+
+    def forget_lease(self, owner_id: str) -> None:
+        """A lease was released or lost."""
+        self.leases.pop(owner_id, None)
 
     @property
     def has_leases(self) -> bool:

@@ -155,11 +155,14 @@ class ZooKeeperStore(Store):
     def _age_one(client: Any, one: Held, us: int, now_us: int) -> None:
         # It is written now: so much is left of the lease.
         left_us = one.written_us + one.ttl_us - now_us - us
-        aged = replace(one, acquired_us=one.acquired_us - us)
+        hold_us = max(one.min_hold_us - us, 0) if one.min_hold_us else 0
+        aged = replace(one, acquired_us=one.acquired_us - us, min_hold_us=hold_us)
         if left_us > 0 or one.named.released:
             client.set(one.path, aged.data(ttl_us=left_us))
             return
-        # Nobody trusts it any more.
+        # Nobody trusts it any more; its minimum hold counts from when its node is made.
+        if hold_us:
+            aged = replace(aged, min_hold_us=max(aged.cooled_us - now_us, 0))
         dead = one.named._replace(session=DEAD)
         client.delete(one.path)
         client.create(f"{one.path.rpartition('/')[0]}/{dead.node}", aged.data(ttl_us=left_us))
