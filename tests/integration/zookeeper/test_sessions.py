@@ -189,6 +189,32 @@ class TestDead:
         assert asking.result(10).release()
         assert store.is_free(key)
 
+    def test_when_somebody_has_removed_everything_it_is_made_anew(
+        self, other: MakeAlias, store: ZooKeeperStore, key: str
+    ) -> None:
+        path = f"/gone-{key[-12:]}"
+        one = other(path=path)
+        lease = one.hold(key, renew=False)
+        store.with_client(lambda client: client.delete(path, recursive=True))
+        with pytest.raises(LeaseLost):
+            lease.extend()
+        assert one.hold(key).release()
+        assert one.backend.waiters(key) == []
+
+    def test_also_when_only_a_part_is_gone(
+        self, other: MakeAlias, store: ZooKeeperStore, key: str
+    ) -> None:
+        path = f"/gone-{key[-12:]}"
+        one = other(path=path)
+        one.hold(key).release()
+        for part in ("locks", "queue"):
+            store.with_client(
+                lambda client, part=part: client.delete(f"{path}/{part}", recursive=True)
+            )
+            held = one.hold(key)
+            assert one.lock(key, timeout=0.1).try_acquire() is None
+            assert held.release()
+
 
 class TestLength:
     def test_a_lease_that_would_outlast_it_is_refused(
