@@ -101,7 +101,7 @@ def in_zookeeper(environment: Mapping[str, str]) -> LockSettings:
     entry = {
         "BACKEND": "distlocks.backends.zookeeper.ZooKeeperBackend",
         **PERIODS,
-        "OPTIONS": {"hosts": hosts},
+        "OPTIONS": {"hosts": hosts, "path": "/distlocks-demo"},
     }
     return LockSettings(locks=entry, turns=entry)
 

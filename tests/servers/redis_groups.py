@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
 from tests.servers import processes
-from tests.servers.base import LOOPBACK, ServerError, free_port
+from tests.servers.base import LOOPBACK, Server, ServerError, free_port
 from tests.servers.redis import RedisServer
 
 Address = tuple[str, int]
@@ -25,6 +25,7 @@ class RedisGroup(ABC):
     name: ClassVar[str]
     # Names an environment variable: the addresses of the run's own group, for the settings.
     variable: ClassVar[str]
+    made_of: ClassVar[type[Server]] = RedisServer
 
     # What a subclass says.
 

@@ -14,23 +14,25 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer, ValkeyServer
 from tests.servers.redis_groups import ClusterGroup, IndependentGroup, RedisGroup, SentinelGroup
 from tests.servers.watchdog import watchdog
+from tests.servers.zookeeper import ZooKeeperEnsemble
 
 KINDS: tuple[type[Server], ...] = (PostgresServer, MariaDBServer, RedisServer)
 # Started when the first test asks for them (see `start_for`), by the alias of DISTLOCKS.
-ON_DEMAND: dict[str, type[Server] | type[RedisGroup]] = {
+ON_DEMAND: dict[str, type[Server] | type[RedisGroup] | type[ZooKeeperEnsemble]] = {
     "valkey": ValkeyServer,
     "redis_sentinel": SentinelGroup,
     "redis_cluster": ClusterGroup,
     "redlock": IndependentGroup,
+    "zookeeper": ZooKeeperEnsemble,
 }
 # A folder of the run's own; its name also tells the run's databases from those of another run.
 FOLDER_VARIABLE = "DISTLOCKS_TEST_DIR"
 
 AnyServer = TypeVar("AnyServer", bound=Server)
-AnyGroup = TypeVar("AnyGroup", bound=RedisGroup)
+AnyGroup = TypeVar("AnyGroup", bound=RedisGroup | ZooKeeperEnsemble)
 _owner: int | None = None
 _servers: dict[type[Server], Server] = {}
-_groups: dict[type[RedisGroup], RedisGroup] = {}
+_groups: dict[type[RedisGroup] | type[ZooKeeperEnsemble], RedisGroup | ZooKeeperEnsemble] = {}
 
 
 def open_folder() -> Path:
@@ -135,8 +137,8 @@ def private(kind: type[AnyServer], **options: Any) -> AnyServer | None:
 
 
 def private_group(kind: type[AnyGroup]) -> AnyGroup | None:
-    """Another group of the kind, not started; None where `private` has no Redis."""
-    server = private(RedisServer)
+    """Another group of the kind, not started; None where `private` has no such server."""
+    server = private(kind.made_of)
     return kind(server.program) if server and server.program else None
 
 

@@ -46,12 +46,14 @@ STORES = (
 FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
 # By a majority of servers.
 QUORUM_STORES = ("redlock",)
+# Apart, so that hazards which do not depend on the store are not run on yet another.
+ZOOKEEPER_STORES = ("zookeeper",)
 # Those that several processes can share.
-SHARED_STORES = STORES[1:]
+SHARED_STORES = (*STORES[1:], *ZOOKEEPER_STORES)
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
 # its own to either database, and through the ORM.
-KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
-DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
+KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis", "zookeeper")
+DATABASE_STORES = tuple(store for store in STORES[1:] if store not in REDIS_STORES)
 # For what can go wrong in processes, threads and tasks: each way to a store once.
 HAZARD_STORES = (
     "memory",
@@ -65,7 +67,10 @@ HAZARD_STORES = (
     *QUORUM_STORES,
 )
 # For what takes long.
-FEWER_SHARED_STORES = tuple(one for one in HAZARD_STORES[1:] if one != "redis_sentinel")
+FEWER_SHARED_STORES = (
+    *(store for store in HAZARD_STORES[1:] if store != "redis_sentinel"),
+    *ZOOKEEPER_STORES,
+)
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
@@ -302,6 +307,10 @@ def store(
         from tests.integration.contract.redlock_store import RedlockStore
 
         store = RedlockStore(request.param)
+    elif request.param in ZOOKEEPER_STORES:
+        from tests.integration.contract.zookeeper_stores import ZooKeeperStore
+
+        store = ZooKeeperStore(request.param)
     else:
         store = Store(request.param)
     yield store
@@ -317,7 +326,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         stores: tuple[str, ...] = HAZARD_STORES
         if ".contract." in metafunc.module.__name__:
-            stores = (*STORES, *FAST_STORES)
+            stores = (*STORES, *FAST_STORES, *ZOOKEEPER_STORES)
             # They have exclusive claims only.
             if not metafunc.module.__name__.endswith("test_claims"):
                 stores += QUORUM_STORES

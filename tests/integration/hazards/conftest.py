@@ -20,9 +20,12 @@ from tests.integration.contract.stores import (  # noqa: F401
     told,
 )
 from tests.integration.hazards.proxied import Proxied
+from tests.servers import session
+from tests.servers.base import Server
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
+from tests.servers.zookeeper import ZooKeeperEnsemble, ZooKeeperServer
 from tests.statements import watched
 from tests.waiting import eventually
 
@@ -32,17 +35,27 @@ def releases_to_come(alias: str) -> list[Any]:
     return [late for _, _, late in list(renewer._retries) if late.backend.alias == alias]
 
 
+def zookeeper_servers() -> list[ZooKeeperServer]:
+    """Of the run's ensemble."""
+    ensemble = session.group(ZooKeeperEnsemble)
+    assert ensemble is not None
+    return ensemble.members
+
+
 @pytest.fixture
 def proxied(
     store: Store,  # noqa: F811
     postgres_server: PostgresServer,
     redis_server: RedisServer,
     settings: Settings,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Proxied]:
-    """The store, which is on PostgreSQL or Redis, under another alias that reaches it through a
-    proxy.
+    """The store, which is on PostgreSQL, Redis or ZooKeeper, under another alias that reaches it
+    through a proxy.
     """
-    server = redis_server if store.alias == "redis" else postgres_server
+    server: Server = redis_server if store.alias == "redis" else postgres_server
+    if store.alias == "zookeeper":
+        server = zookeeper_servers()[0]
     entry = copy.deepcopy(settings.DISTLOCKS[store.alias])
     with FaultProxy(server.host, server.port) as proxy:
         if store.alias == "redis":
@@ -50,6 +63,8 @@ def proxied(
             login, at, _ = url.netloc.rpartition("@")
             there = f"{login}{at}{proxy.host}:{proxy.port}"
             entry["OPTIONS"]["url"] = url._replace(netloc=there).geturl()
+        elif store.alias == "zookeeper":
+            entry["OPTIONS"] |= {"hosts": f"{proxy.host}:{proxy.port}", "timeout": 1.0}
         else:
             database = copy.deepcopy(connections["postgres"].settings_dict)
             database |= {"HOST": proxy.host, "PORT": str(proxy.port)}
@@ -57,6 +72,10 @@ def proxied(
             entry["OPTIONS"]["using"] = "proxied"
         settings.DISTLOCKS = {**settings.DISTLOCKS, "proxied": entry}
         client = Proxied("proxied", proxy)
+        if store.alias == "zookeeper":
+            from distlocks.backends.zookeeper.session import _Client
+
+            monkeypatch.setattr(_Client, "_call", client.watch_zookeeper(_Client._call))
         with watched(client.before, client.alias):
             yield client
         proxy.mode = "pass"

@@ -14,6 +14,7 @@ from django.db.backends.signals import connection_created
 
 from distlocks import Lease, LeaseLost, db_lock, locks
 from distlocks.backends.redis.links import Link
+from distlocks.backends.zookeeper.session import Session
 from tests.integration.hazards.roles import say
 from tests.waiting import eventually
 
@@ -67,6 +68,8 @@ def _acquire_and_die(alias: str, keys: list[str], number: int, options: dict[str
     connection_created.connect(watch)
     really_ask = Link.ask
     Link.ask = lambda *args: die(really_ask, *args)  # type: ignore[method-assign]
+    really_talk = Session.ask
+    Session.ask = lambda *args: die(really_talk, *args)  # type: ignore[method-assign]
     try:
         db_lock(*keys, backend=alias, ttl=30, timeout=0, **options).acquire()
         os._exit(0)

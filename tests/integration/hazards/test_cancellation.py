@@ -14,6 +14,7 @@ from tests.integration.contract.stores import (
     DATABASE_STORES,
     HAZARD_STORES,
     REDIS_STORES,
+    ZOOKEEPER_STORES,
     Gate,
     LoopGate,
     Store,
@@ -23,7 +24,7 @@ from tests.integration.contract.stores import (
 from tests.waiting import eventually_on_loop
 
 # The memory store answers without an await in between.
-AWAITED_STORES = HAZARD_STORES[1:]
+AWAITED_STORES = (*HAZARD_STORES[1:], *ZOOKEEPER_STORES)
 
 MakeGate = Callable[..., Gate | LoopGate]
 

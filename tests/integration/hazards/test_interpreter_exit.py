@@ -9,11 +9,14 @@ from tests.integration.contract.stores import (
     for_stores,
 )
 from tests.integration.hazards import endings
+from tests.integration.hazards.conftest import zookeeper_servers
 from tests.integration.hazards.proxied import PROXIED_STORES
+from tests.servers.base import Server
 from tests.servers.children import Spawner
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
+from tests.servers.zookeeper import ZooKeeperEnsemble
 
 
 @for_stores(("memory", *KINDS_OF_SHARED_STORES, *QUORUM_STORES))
@@ -33,7 +36,9 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
     redis_server: RedisServer,
 ) -> None:
     """A verb that hangs must not keep the process from ending."""
-    server = redis_server if store.alias == "redis" else postgres_server
+    server: Server = redis_server if store.alias == "redis" else postgres_server
+    if store.alias == "zookeeper":
+        server = zookeeper_servers()[0]
     with FaultProxy(server.host, server.port) as proxy:
         url = urlsplit(server.url)
         login, at, _ = url.netloc.rpartition("@")
@@ -42,7 +47,10 @@ def test_a_store_that_does_not_answer_is_not_waited_for(
             endings.end_while_the_store_hangs,
             store.alias,
             key,
-            env={server.url_variable: url.geturl()},
+            env={
+                server.url_variable: url.geturl(),
+                ZooKeeperEnsemble.variable: f"{proxy.host}:{proxy.port}",
+            },
         )
         child.expect("ready")
         proxy.mode = "blackhole"

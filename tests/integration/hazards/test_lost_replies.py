@@ -13,6 +13,7 @@ from distlocks.backends.redis import server
 from distlocks.claims import Grant
 from tests.integration.contract.redis_stores import RedisStore
 from tests.integration.contract.stores import Store, Told, for_stores
+from tests.integration.contract.zookeeper_stores import ZooKeeperStore
 from tests.integration.hazards.proxied import PROXIED_STORES, Proxied
 from tests.waiting import eventually, eventually_on_loop
 
@@ -264,6 +265,10 @@ class TestKilledSessions:
             store.command("", "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
             return
 
+        if isinstance(store, ZooKeeperStore):
+            store.break_connection()
+            return
+
         def terminate() -> None:
             with connections[store.using].cursor() as cursor:
                 cursor.execute(
@@ -326,6 +331,8 @@ class TestNoStore:
         # Requests are sent again in true time, which is not moved.
         monkeypatch.setattr(server, "FAILOVER_PATIENCE", 0.05)
         lease = proxied.hold(key, ttl=20)
+        if proxied.waits_for_write:
+            monkeypatch.setattr(proxied.backend.settings, "timeout", 0.05)
         proxied.proxy.mode = "reset"
         moved_clock.advance(19)
         assert not lease.lost

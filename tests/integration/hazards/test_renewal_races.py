@@ -22,7 +22,9 @@ from tests.integration.contract.stores import (
     for_stores,
 )
 from tests.integration.hazards import roles
+from tests.integration.hazards.conftest import zookeeper_servers
 from tests.integration.hazards.proxied import PROXIED_STORES, Proxied
+from tests.servers.base import Server
 from tests.servers.children import Spawner
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
@@ -227,12 +229,16 @@ class TestHungRenewal:
     ) -> None:
         heard: list[Any] = []
         lease = store.hold(key, ttl=1, on_lost=heard.append)
-        server = redis_server if store.alias == "redis" else postgres_server
-        server.pause()
+        servers: list[Server] = [redis_server if store.alias == "redis" else postgres_server]
+        if store.alias == "zookeeper":
+            servers = [*zookeeper_servers()]
+        for server in servers:
+            server.pause()
         try:
             self.must_be_known(lease, heard, told)
         finally:
-            server.resume()
+            for server in servers:
+                server.resume()
 
     @for_stores(SQLITE_STORES)
     def test_when_another_writer_keeps_the_database_locked(

@@ -110,7 +110,8 @@ def test_a_waiter_that_is_killed_is_in_nobodys_way(store: Store, key: str, spawn
         child.expect("waiting")
     first.kill()
     assert holder.release() is True
-    soon = SOON_IN_QUEUE if store.alias in REDIS_STORES else SOON
+    in_queue = store.backend.supports_waiters
+    soon = SOON_IN_QUEUE if in_queue else SOON
     line = second.readline(timeout=soon)
     while line == "waiting":
         line = second.readline(timeout=soon)

@@ -40,6 +40,11 @@ class Scene:
         return locks[ALIAS]
 
     @property
+    def bound(self) -> float:
+        """Seconds in which, after all has healed, whoever waits has the lock."""
+        return self.backend.settings.quarantine + GRACE
+
+    @property
     def hash_name(self) -> bytes:
         """In which the first key is."""
         return self.backend.servers.hash_name(self.rig.keys[0])
@@ -115,7 +120,7 @@ class Scene:
             self.hold_across()
         nemesis(self)
         healed = lease_now()
-        bound = self.backend.settings.quarantine + GRACE
+        bound = self.bound
         fresh = {key: rig.start("follower") for key in rig.keys}
         for key, name in fresh.items():
             rig.order(name, "inherit", key=key, ttl=self.ttl, timeout=bound)
