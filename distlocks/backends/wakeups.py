@@ -55,6 +55,11 @@ class Wakeups:
     def __bool__(self) -> bool:
         return bool(self._tickets)
 
+    @property
+    def count(self) -> int:
+        """How many sleep, about."""
+        return sum(map(len, list(self._tickets.values())))
+
     @contextmanager
     def ticket(self, key: str) -> Iterator[Ticket]:
         """A place beside `key`, kept while the block runs.

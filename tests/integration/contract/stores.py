@@ -44,6 +44,8 @@ STORES = (
 )
 # While Redis has the authority, and while a database has.
 FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
+# Whose locks are PostgreSQL's own.
+ADVISORY_STORES = ("advisory",)
 # Those that several processes can share.
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
@@ -280,6 +282,10 @@ def store(
         from tests.integration.contract.redis_stores import RedisStore
 
         store: Store = RedisStore(request.param)
+    elif request.param in ADVISORY_STORES:
+        from tests.integration.contract.advisory_stores import AdvisoryStore
+
+        store = AdvisoryStore(request.param)
     elif request.param.startswith("fastpath"):
         from tests.integration.contract.fast_stores import fast_store
 
@@ -298,7 +304,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
         in_contract = ".contract." in metafunc.module.__name__
-        stores = (*STORES, *FAST_STORES) if in_contract else STORES
+        stores = (*STORES, *FAST_STORES, *ADVISORY_STORES) if in_contract else STORES
         metafunc.parametrize("store", stores, indirect=True)
 
 

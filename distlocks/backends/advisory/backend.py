@@ -1,0 +1,552 @@
+"""The advisory backend: the verbs over sessions and the callers' transactions."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, InterfaceError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ... import clock
+from ...claims import (
+    MICROSECOND,
+    Claim,
+    Denial,
+    Extended,
+    Extension,
+    Grant,
+    Holder,
+    Request,
+    Swept,
+    to_us,
+)
+from ...conf import Params
+from ...exceptions import BackendUnavailable
+from ...waiting import MAX_SLEEP, poll_delay
+from ..base import BaseBackend, losses
+from ..database.channels import unavailable
+from ..offload import offload
+from ..wakeups import Ticket, Wakeups
+from .inside import Inside
+from .pool import Hold, Pool
+from .rows import Rows
+from .session import ANSWER_WITHIN, Broken, NoAnswer, Refused
+from .settings import Settings
+from .wire import Wire
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+# So many of a key's holders are told of in a denial.
+TOLD_HOLDERS = 100
+# Seconds between two looks at a key by who has no session to wait in, at the longest; and what
+# each who does the same adds to it.
+POLL_CAP = 0.25
+POLL_CAP_EACH = 0.005
+# So many leases that have ended are remembered: a release that is sent twice is answered alike.
+REMEMBERED = 10_000
+# How often a try whose session breaks is made again beside those whose sessions were old.
+RESENDS = 1
+# What waiters with a session sleep by, before their owner id: no key begins so.
+TURN_OF = "\x01"
+
+
+class AdvisoryBackend(BaseBackend):
+    """Locks that PostgreSQL itself keeps: `pg_advisory_lock` and its kin.
+
+    Outside of transactions a lease pins a session of our own, a connection to the server: the lock
+    ends with the session, so a dead holder's lock is had at once; and the server ends the session
+    when nothing has been heard from it for the lease's ttl (`idle_session_timeout`), by its own
+    clock. The holder's deadline comes before that. Inside `atomic()` on the same database the lock
+    lives in the caller's transaction, on the caller's connection, and ends with it: there is no
+    lease that could run out.
+
+    OPTIONS: `using`, the alias of a PostgreSQL database (default: "default"); `max_sessions`, how
+    many sessions this process may have for leases and waiters (default: 32; half of them for
+    waiters, the rest of whom poll); `transactional`, whether locks taken inside `atomic()` live in
+    that transaction (default: True).
+
+    Waiters with a session stand in the server's own queue, first come first served. The server
+    knows a key by the first 64 bits of the SHA-256 of its name with the KEY_PREFIX: two keys that
+    share them exclude each other, as do a key and an advisory lock that the application itself
+    takes by the same number.
+    """
+
+    supports_wakeups: ClassVar[bool] = True
+    supports_shared: ClassVar[bool] = True
+    supports_sweep: ClassVar[bool] = True
+    option_names: ClassVar[tuple[str, ...]] = ("using", "max_sessions", "transactional")
+
+    def __init__(self, alias: str, params: Params) -> None:
+        super().__init__(alias, params)
+        self.settings = Settings(alias, self.options)
+        self.using = self.settings.using
+        self._wakeups = Wakeups()
+        # How leases of this process have ended, by owner id: True if by their release.
+        self._ended: OrderedDict[str, bool] = OrderedDict()
+        # Owner ids whose release went out, and whose session broke before the answer came.
+        self._in_doubt: set[str] = set()
+        self._inside = Inside(self.using)
+
+    @cached_property
+    def rows(self) -> Rows:
+        from django.apps import apps
+
+        if not apps.is_installed("distlocks"):
+            raise ImproperlyConfigured(
+                "The advisory backend of distlocks needs its table: add 'distlocks' to "
+                "INSTALLED_APPS and run 'manage.py migrate'."
+            )
+        return Rows(self.using)
+
+    @cached_property
+    def _wire(self) -> Wire:
+        return Wire(self.rows)
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return Pool(
+            self.using,
+            self.rows.channel.open,
+            self.settings.max_sessions,
+            lost=self._has_lost,
+            turn=lambda hold: self._wakeups.wake(TURN_OF + hold.owner_id),
+        )
+
+    # Acquire
+
+    def try_acquire(self, request: Request) -> Grant | Denial:
+        grant = self._inside.grant_of(request.owner_id)
+        if grant is not None:
+            return grant
+        wrapper = self._callers(request)
+        try:
+            if wrapper is not None:
+                return self._acquire_inside(wrapper, request)
+            return self._acquire(request)
+        except (DatabaseError, InterfaceError) as error:
+            raise unavailable(self.using, error) from error
+
+    def _callers(self, request: Request) -> BaseDatabaseWrapper | None:
+        """The caller's connection, if the lock is to live in the caller's transaction."""
+        if not (self.settings.transactional and request.until_commit):
+            return None
+        return self._inside.wrapper()
+
+    def _acquire_inside(self, wrapper: BaseDatabaseWrapper, request: Request) -> Grant | Denial:
+        own = self._inside.own(wrapper, request)
+        if own is not None:
+            return Denial(
+                key=own.key,
+                holders=self._told(own.key),
+                reason="This very transaction has it: a lock is not reentrant.",
+                can_wait=False,
+            )
+        answer = self._inside.take(
+            wrapper, request, lambda claim, pid: self.rows.note(claim, request, pid)
+        )
+        if isinstance(answer, Claim):
+            denial = self._denial(answer, request, queued=True)
+            if any(holder.cooling_down for holder in denial.holders):
+                return replace(denial, queued="")
+            self._inside.is_denied(wrapper, request, answer)
+            return denial
+        grant = self._grant(request, answer, inside=True)
+        self._inside.keep(wrapper, grant)
+        return grant
+
+    @staticmethod
+    def _grant(request: Request, taken: list[tuple[int, int]], *, inside: bool = False) -> Grant:
+        return Grant(
+            claims=request.claims,
+            owner_id=request.owner_id,
+            fencing_tokens=tuple([token for token, _ in taken]),
+            acquired_us=taken[0][1],
+            min_hold_us=request.min_hold_us,
+            in_transaction=inside,
+            ends_with_transaction=inside,
+        )
+
+    def _acquire(self, request: Request) -> Grant | Denial:
+        resends = RESENDS
+        while True:
+            hold = self._hold_for(request)
+            if hold is None:
+                return self._no_session(request)
+            with hold.mutex:
+                try:
+                    answer = self._acquire_by(hold, request)
+                except Broken as broken:
+                    # A session that was kept from before may have ended meanwhile; so may all.
+                    self._pool.end(hold, clean=False)
+                    if broken.in_doubt:
+                        if not resends:
+                            raise self._unavailable(broken) from broken
+                        resends -= 1
+                    continue
+                except (NoAnswer, Refused) as error:
+                    self._pool.end(hold, clean=False)
+                    raise self._unavailable(error) from error
+                except BaseException:
+                    # Interrupted in the middle: what the session has, nobody knows.
+                    self._pool.end(hold, clean=False)
+                    raise
+            if resends and isinstance(answer, Denial) and _is_in_own_way(answer, request):
+                # The session of an earlier try, of whose answer nobody has heard.
+                resends -= 1
+                self.rows.abandon(replace(request, min_hold_us=0))
+                continue
+            return answer
+
+    def _hold_for(self, request: Request) -> Hold | None:
+        hold = self._pool.hold_of(request.owner_id)
+        if hold is not None:
+            return hold
+        try:
+            session = self._pool.take()
+        except (DatabaseError, InterfaceError, Broken, NoAnswer, Refused) as error:
+            failure = self._unavailable(error)
+            # There was nobody to ask.
+            failure.in_doubt = False
+            raise failure from error
+        return None if session is None else self._pool.assign(session, request.owner_id)
+
+    def _acquire_by(self, hold: Hold, request: Request) -> Grant | Denial:
+        if hold.grant is not None:
+            # Sent again: it lasts from now on, if it does yet.
+            again = Extension(grant=hold.grant, ttl_us=request.ttl_us)
+            self._wire.begin_extension(hold, again)
+            if self._wire.end_extension(hold, again, ANSWER_WITHIN):
+                return hold.grant
+            raise Broken("it was freed by force", in_doubt=False)
+        if (waits_for := hold.waits_for) is not None:
+            if request.waits and not self._wire.look(hold):
+                return self._denial(waits_for, request, queued=True)
+            if hold.waits_for is not None:
+                self._wire.leave(hold)
+        taken: list[tuple[int, int]] = []
+        for claim in request.claims:
+            one = self._wire.take(hold, claim, request)
+            if one is None:
+                return self._denied(hold, claim, request)
+            taken.append(one)
+        hold.had = None
+        hold.grant = self._grant(request, taken)
+        return hold.grant
+
+    def _denied(self, hold: Hold, claim: Claim, request: Request) -> Denial:
+        """Give back what was got, and take a place in the server's queue if the asker is going to
+        wait."""
+        taken = request.claims[: request.claims.index(claim)]
+        self._wire.free(hold, taken)
+        denial = self._denial(claim, request, queued=False)
+        if (
+            not request.waits
+            # It is free, and kept from everybody: what comes out of the queue could not be had.
+            or any(holder.cooling_down for holder in denial.holders)
+            or self._pool.waiting > self.settings.max_waiting
+        ):
+            self._pool.end(hold, clean=True)
+            return denial
+        self._wire.queue(hold, claim)
+        return replace(denial, queued=request.owner_id)
+
+    def _denial(self, claim: Claim, request: Request, *, queued: bool) -> Denial:
+        holders = self._told(claim.key)
+        reason = ""
+        if not holders and (found := self.rows.locked_by(claim.key)):
+            pid, application, state = found[0]
+            reason = (
+                f"The server's process {pid} (application {application!r}, {state}) has the "
+                f"advisory lock with its number: it has just been granted, or is none of ours."
+            )
+        remaining = max((holder.remaining for holder in holders), default=0.0)
+        if remaining <= 0 and (holders or reason):
+            # It lasts until a transaction ends, or nobody knows how long.
+            remaining = MAX_SLEEP
+        return Denial(
+            key=claim.key,
+            remaining=remaining,
+            holders=holders,
+            reason=reason,
+            queued=request.owner_id if queued and request.waits else "",
+        )
+
+    def _no_session(self, request: Request) -> Denial:
+        return Denial(
+            key=request.claims[0].key,
+            remaining=POLL_CAP,
+            reason=(
+                f"All {self.settings.max_sessions} sessions of this process are in use: raise "
+                f"OPTIONS['max_sessions'], and the server's max_connections with it."
+            ),
+        )
+
+    def _told(self, name: str) -> tuple[Holder, ...]:
+        return tuple(map(self._public, self.rows.on_key(name, TOLD_HOLDERS)))
+
+    def _public(self, holder: Holder) -> Holder:
+        assert isinstance(holder.key, str)
+        return replace(holder, key=self.public_key(holder.key))
+
+    def _unavailable(self, error: Exception) -> BackendUnavailable:
+        return unavailable(self.using, error)
+
+    # Release
+
+    def abandon(self, request: Request) -> None:
+        self._inside.abandon(request.owner_id)
+        hold = self._pool.hold_of(request.owner_id)
+        if hold is not None:
+            with hold.mutex:
+                self._abandon(hold)
+        try:
+            self.rows.abandon(request)
+        finally:
+            self._wake(request.keys)
+
+    def _abandon(self, hold: Hold) -> None:
+        clean = False
+        try:
+            if self._pool.hold_of(hold.owner_id) is hold:
+                if hold.waits_for is not None:
+                    self._wire.leave(hold)
+                clean = self._wire.free(hold, hold.grant.claims if hold.grant else ())
+        except (Broken, NoAnswer, Refused):
+            # Closed, it has nothing any more.
+            pass
+        finally:
+            self._pool.end(hold, clean=clean)
+
+    def release(self, grant: Grant) -> bool:
+        if grant.ends_with_transaction:
+            return self._inside.release(grant)
+        hold = self._pool.hold_of(grant.owner_id)
+        if hold is not None:
+            with hold.mutex:
+                if hold.grant is not None and self._pool.hold_of(grant.owner_id) is hold:
+                    self._release(hold, grant)
+            self._wake(grant.keys)
+        if grant.owner_id in self._in_doubt:
+            # It was ours to the end if nobody has had it since.
+            self._remember(grant.owner_id, released=self.rows.is_last(grant))
+            self._in_doubt.discard(grant.owner_id)
+        return self._ended.get(grant.owner_id, False)
+
+    def _release(self, hold: Hold, grant: Grant) -> None:
+        clean = False
+        try:
+            clean = self._wire.free(hold, grant.claims)
+            self._remember(grant.owner_id, released=clean)
+        except Broken as broken:
+            if broken.in_doubt:
+                self._in_doubt.add(grant.owner_id)
+            else:
+                self._remember(grant.owner_id, released=False)
+        except BaseException as error:
+            # Closing the session frees it, as soon as the server learns of that.
+            self._in_doubt.add(grant.owner_id)
+            if isinstance(error, NoAnswer | Refused):
+                raise self._unavailable(error) from error
+            raise
+        finally:
+            self._pool.end(hold, clean=clean)
+
+    def _remember(self, owner_id: str, *, released: bool) -> None:
+        self._ended[owner_id] = released
+        if len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
+    def _has_lost(self, hold: Hold) -> None:
+        """Its session has ended."""
+        # Whoever is asking it right now finds out, and must not have it closed under its feet.
+        if not hold.mutex.acquire(blocking=False):
+            return
+        try:
+            if self._pool.hold_of(hold.owner_id) is not hold:
+                return
+            self._remember(hold.owner_id, released=False)
+            self._pool.end(hold, clean=False)
+        finally:
+            hold.mutex.release()
+        for tell in losses:
+            tell(hold.owner_id, "the server has ended the session that had its lock")
+        self._wake(hold.grant.keys if hold.grant else ())
+
+    def force_release(self, key: str) -> list[Holder]:
+        name = self.prefix + key
+        held = self.rows.force_release(name)
+        self._wake((name,))
+        return [self._public(holder) for holder in held]
+
+    def why_over(self, grant: Grant) -> str:
+        return self._inside.why_over(grant.owner_id) if grant.ends_with_transaction else ""
+
+    # Extend
+
+    def extend(self, extensions: Sequence[Extension]) -> Extended:
+        done: set[str] = set()
+        lost: set[str] = set()
+        shortest = min((one.ttl_us for one in extensions), default=0) / MICROSECOND
+        give_up = clock.Clock().now() + min(ANSWER_WITHIN, shortest / 3)
+        begun: list[tuple[Hold, Extension]] = []
+        try:
+            # All are asked before the first answer is read: one that hangs delays no other.
+            for extension in extensions:
+                owner_id = extension.grant.owner_id
+                hold = self._pool.hold_of(owner_id)
+                if extension.grant.ends_with_transaction:
+                    (lost if self.why_over(extension.grant) else done).add(owner_id)
+                elif hold is None or hold.grant is None:
+                    lost.add(owner_id)
+                elif hold.mutex.acquire(timeout=max(give_up - clock.Clock().now(), 0.0)):
+                    begun.append((hold, extension))
+                    if not self._begin(hold, extension, lost):
+                        begun.pop()
+                        hold.mutex.release()
+            for hold, extension in begun:
+                self._end(hold, extension, max(give_up - clock.Clock().now(), 0.0), done, lost)
+        finally:
+            for hold, _ in begun:
+                hold.mutex.release()
+        return Extended(extended=frozenset(done), lost=frozenset(lost))
+
+    def _begin(self, hold: Hold, extension: Extension, lost: set[str]) -> bool:
+        try:
+            if self._pool.hold_of(hold.owner_id) is not hold:
+                raise Broken("released meanwhile", in_doubt=False)
+            self._wire.begin_extension(hold, extension)
+        except NoAnswer:
+            # Of an earlier one, neither: still held, to be asked again.
+            return False
+        except (Broken, Refused):
+            self._lose(hold, lost)
+            return False
+        return True
+
+    def _end(
+        self, hold: Hold, extension: Extension, within: float, done: set[str], lost: set[str]
+    ) -> None:
+        try:
+            if self._wire.end_extension(hold, extension, within):
+                done.add(hold.owner_id)
+            else:
+                self._lose(hold, lost)
+        except NoAnswer:
+            return
+        except (Broken, Refused):
+            self._lose(hold, lost)
+
+    def _lose(self, hold: Hold, lost: set[str]) -> None:
+        lost.add(hold.owner_id)
+        if self._pool.hold_of(hold.owner_id) is hold:
+            self._remember(hold.owner_id, released=False)
+            self._pool.end(hold, clean=False)
+
+    # Housekeeping
+
+    def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
+        return [self._public(one) for one in self.rows.holders(self.prefix + prefix, limit)]
+
+    def sweep(
+        self, *, older_than: float, batch_size: int, dry_run: bool = False
+    ) -> Iterator[Swept]:
+        return self.rows.sweep(to_us(older_than), batch_size, dry_run=dry_run)
+
+    def check_store(self) -> list[CheckMessage]:
+        from .checks import check_database
+
+        return check_database(self)
+
+    def close(self) -> None:
+        # Only what has been made: closing must not open anything. Leases keep their sessions until
+        # they are released.
+        if "_pool" in self.__dict__:
+            self._pool.close()
+        if "rows" in self.__dict__:
+            self.rows.close()
+
+    # Waiting
+
+    def wait(self, denial: Denial, until: float, attempt: int) -> None:
+        if self._waits_inside(denial, until):
+            return
+        with self._ticket(denial) as ticket:
+            if self._is_over(denial):
+                return
+            if self._is_queued(denial):
+                ticket.wait(until)
+                return
+            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
+                attempt += 1
+                if clock.lease_now() >= until or not self._is_taken(denial.key):
+                    return
+
+    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
+        with self._ticket(denial) as ticket:
+            if await offload(lambda: self._is_over(denial)):
+                return
+            if self._is_queued(denial):
+                await ticket.wait_async(until)
+                return
+            while True:
+                pause = min(until, clock.lease_now() + self._poll_delay(attempt))
+                if await ticket.wait_async(pause):
+                    return
+                attempt += 1
+                if clock.lease_now() >= until:
+                    return
+                if not await offload(lambda: self._is_taken(denial.key)):
+                    return
+
+    def _ticket(self, denial: Denial) -> AbstractContextManager[Ticket]:
+        queued = self._is_queued(denial)
+        return self._wakeups.ticket(TURN_OF + denial.queued if queued else denial.key)
+
+    def _is_queued(self, denial: Denial) -> bool:
+        """Whether the asker has a session that stands in the server's queue."""
+        return bool(denial.queued) and self._pool.hold_of(denial.queued) is not None
+
+    def _is_over(self, denial: Denial) -> bool:
+        """Whether trying again makes sense at once. Have the asker woken when it does later on."""
+        if not self._is_queued(denial):
+            return not self._is_taken(denial.key)
+        hold = self._pool.hold_of(denial.queued)
+        if hold is None or hold.session.closed:
+            return True
+        self._pool.expect(hold)
+        return hold.session.has_answer()
+
+    def _waits_inside(self, denial: Denial, until: float) -> bool:
+        """Wait in the caller's transaction, if that is where it is to have the lock."""
+        claim = self._inside.waits_for(denial.queued)
+        if claim is None:
+            return False
+        rest = min(until - clock.lease_now(), MAX_SLEEP)
+        if rest > 0:
+            try:
+                self._inside.wait(denial.queued, claim, rest)
+            except (DatabaseError, InterfaceError) as error:
+                raise unavailable(self.using, error) from error
+        return True
+
+    def _is_taken(self, name: str) -> bool:
+        return self.rows.is_taken(name)
+
+    def _poll_delay(self, attempt: int) -> float:
+        """Each who looks keeps the server busy: many look less often."""
+        return poll_delay(attempt, cap=POLL_CAP + POLL_CAP_EACH * self._wakeups.count)
+
+    def _wake(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._wakeups.wake(key)
+
+
+def _is_in_own_way(denial: Denial, request: Request) -> bool:
+    return any(holder.owner_id == request.owner_id for holder in denial.holders)

@@ -1,0 +1,185 @@
+"""What the table and the server's list of locks say: who has what, and what is to be cleared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from django.db import DatabaseError, InterfaceError, connections
+
+from ...claims import EXCLUSIVE, MICROSECOND, SHARED, Claim, Grant, Holder, Request, Swept, from_us
+from ..database import channels
+from ..database.postgresql import BEGIN, _adapt
+from .session import Param, array
+from .sql import OF, Texts, lock_id
+
+T = TypeVar("T")
+
+
+def claim_params(claim: Claim, request: Request) -> dict[str, Param]:
+    """The parameters of a statement that takes a claim, but for the session."""
+    return {
+        "name": claim.key,
+        "id": lock_id(claim.key),
+        "owner": request.owner_id,
+        "ttl": request.ttl_us,
+        "min_hold": request.min_hold_us,
+        "host": request.host,
+        "pid": request.pid,
+        "thread": request.thread,
+        "label": request.label,
+        "metadata": json.dumps(request.metadata) if request.metadata else "{}",
+    }
+
+
+def row_names(claims: Sequence[Claim], owner_id: str) -> list[str]:
+    """The names of the rows that say that the owner has the claims."""
+    return [
+        f"{claim.key}{OF}{owner_id}" if claim.mode == SHARED else claim.key for claim in claims
+    ]
+
+
+class Rows:
+    """Statements that need no session of their own: they go through one connection in autocommit,
+    as those of the database backend do, whatever proxy there is."""
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+
+    @cached_property
+    def texts(self) -> Texts:
+        return Texts(connections[self.using].ops.quote_name("distlocks_advisorylock"))
+
+    @cached_property
+    def channel(self) -> channels.OwnConnection:
+        return channels.OwnConnection(self.using, begin=BEGIN, adapt=_adapt)
+
+    def close(self) -> None:
+        if "channel" in self.__dict__:
+            self.channel.close()
+
+    def run(self, work: Callable[[channels.Session], T]) -> T:
+        try:
+            return self.channel.run(work)
+        except (DatabaseError, InterfaceError) as error:
+            raise channels.unavailable(self.using, error) from error
+
+    def ask(self, sql: str, params: dict[str, Any]) -> list[channels.Row]:
+        return self.run(lambda session: session.execute(sql, params))
+
+    def note(self, claim: Claim, request: Request, session: int) -> tuple[int, int] | None:
+        """Write down a claim that a caller's session has: its token, and when it was taken. None
+        if the key cools down."""
+        sql = self.texts.note_shared if claim.mode == SHARED else self.texts.note_exclusive
+        ((_, token, acquired_us),) = self.ask(
+            sql, {**claim_params(claim, request), "session": session}
+        )
+        return None if token is None else (token, acquired_us)
+
+    def holders(self, prefix: str, limit: int | None) -> list[Holder]:
+        rows = self.ask(self.texts.holders, {"from": prefix, "limit": limit})
+        return [_holder(row) for row in rows]
+
+    def on_key(self, name: str, limit: int) -> list[Holder]:
+        rows = self.ask(self.texts.on_key, {"from": name, "limit": limit})
+        return [_holder(row) for row in rows]
+
+    def locked_by(self, name: str) -> list[channels.Row]:
+        """Which sessions have the key's lock, whoever took it: process id, application, state."""
+        return self.ask(self.texts.locked_by, {"id": lock_id(name)})
+
+    def is_taken(self, name: str) -> bool:
+        """Whether somebody has the key's lock, or it cools down."""
+        return bool(self.ask(self.texts.is_taken, {"name": name, "id": lock_id(name)}))
+
+    def force_release(self, name: str) -> list[Holder]:
+        """Free the key: the rows first, so that nobody takes an old grant for good, and then by
+        the end of the sessions that have the lock."""
+
+        def free(session: channels.Session) -> list[Holder]:
+            execute, texts = session.execute, self.texts
+            held = [_holder(row) for row in execute(texts.on_key, {"from": name, "limit": None})]
+            for holder in held:
+                row = name if holder.mode == EXCLUSIVE else f"{name}{OF}{holder.owner_id}"
+                owner, token = holder.owner_id, holder.fencing_token
+                # The last holder's name stays beside a minimum hold.
+                cools = holder.cooling_down
+                execute(
+                    texts.clear, {"name": row, "owner": owner, "token": token, "any": cools}
+                )
+                if row != name:
+                    # The token of all is in the key's own row.
+                    execute(texts.clear, {"name": name, "owner": "", "token": 0, "any": True})
+                if holder.activity.get("pid"):
+                    end = {"id": lock_id(name), "session": holder.activity["pid"]}
+                    execute(texts.end_session, end)
+            return held
+
+        return self.run(free)
+
+    def abandon(self, request: Request) -> None:
+        """End the sessions that have something for the owner id, and its minimum hold."""
+        params = {"names": array(row_names(request.claims, request.owner_id))}
+        keys = {"names": array([claim.key for claim in request.claims])}
+        shared = any(claim.mode == SHARED for claim in request.claims)
+        owner = {"owner": request.owner_id}
+
+        def free(session: channels.Session) -> None:
+            execute, texts = session.execute, self.texts
+            for _, number, pid in execute(texts.sessions_of, {**params, **owner}):
+                execute(texts.end_session, {"id": number, "session": pid})
+            if request.min_hold_us:
+                execute(texts.forget, {**params, **owner})
+                if shared:
+                    execute(texts.forget_shared, keys)
+
+        self.run(free)
+
+    def is_last(self, grant: Grant) -> bool:
+        """Whether nobody has been granted any of the keys since this grant, nor freed them."""
+        params = {
+            "names": array(row_names(grant.claims, grant.owner_id)),
+            "tokens": array(grant.fencing_tokens),
+            "owner": grant.owner_id,
+        }
+        ((count,),) = self.ask(self.texts.is_last, params)
+        return bool(count == len(grant.claims))
+
+    def sweep(self, older_than_us: int, batch_size: int, *, dry_run: bool) -> Iterator[Swept]:
+        sql = self.texts.sweep_dry if dry_run else self.texts.sweep
+        after = ""
+        while True:
+            params = {"after": after, "size": batch_size, "older": older_than_us}
+            ((examined, last, deleted),) = self.ask(sql, params)
+            if not examined:
+                return
+            yield Swept(examined=examined, expired=(), deleted=deleted)
+            after = last
+
+
+def _holder(row: channels.Row) -> Holder:
+    name, owner, token, acquired_us, remaining_us, host, pid, thread, label, metadata, activity = (
+        row
+    )
+    key, of, _ = name.partition(OF)
+    activity = _loaded(activity)
+    return Holder(
+        key=key,
+        owner_id=owner,
+        fencing_token=token,
+        since=from_us(acquired_us),
+        remaining=remaining_us / MICROSECOND,
+        mode=SHARED if of else EXCLUSIVE,
+        host=host,
+        pid=pid,
+        thread=thread,
+        label=label,
+        metadata=_loaded(metadata),
+        activity=activity if activity.get("pid") else {},
+    )
+
+
+def _loaded(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
