@@ -56,6 +56,8 @@ RESENDS = 1
 # What waiters with a session sleep by, before their owner id: no key begins so.
 TURN_OF = "\x01"
 
+GONE = "the server has ended the session that had its lock, which may have been taken over"
+
 
 class AdvisoryBackend(BaseBackend):
     """Locks that PostgreSQL itself keeps: `pg_advisory_lock` and its kin.
@@ -122,6 +124,8 @@ class AdvisoryBackend(BaseBackend):
     # Acquire
 
     def try_acquire(self, request: Request) -> Grant | Denial:
+        # Whoever asks by the verbs may ask for what there is not.
+        self.checked(request.claims)
         grant = self._inside.grant_of(request.owner_id)
         if grant is not None:
             return grant
@@ -376,7 +380,7 @@ class AdvisoryBackend(BaseBackend):
         finally:
             hold.mutex.release()
         for tell in losses:
-            tell(hold.owner_id, "the server has ended the session that had its lock")
+            tell(hold.owner_id, GONE)
         self._wake(hold.grant.keys if hold.grant else ())
 
     def force_release(self, key: str) -> list[Holder]:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from ... import clock
 from ...claims import EXCLUSIVE, MICROSECOND, SHARED, Claim, Grant, Holder, Request, Swept, from_us
+from ...exceptions import BackendUnavailable
+from ...waiting import busy_delays
 from ..database import channels
 from ..database.postgresql import BEGIN, _adapt
 from .session import Param, array
 from .sql import OF, Texts, lock_id
 
 T = TypeVar("T")
+
+# Seconds within which the server ends sessions.
+ENDED_WITHIN = 5.0
 
 
 def claim_params(claim: Claim, request: Request) -> dict[str, Param]:
@@ -104,20 +111,32 @@ class Rows:
             for holder in held:
                 row = name if holder.mode == EXCLUSIVE else f"{name}{OF}{holder.owner_id}"
                 owner, token = holder.owner_id, holder.fencing_token
-                # The last holder's name stays beside a minimum hold.
+                # Of a key that cools down, the owner is not told.
                 cools = holder.cooling_down
-                execute(
-                    texts.clear, {"name": row, "owner": owner, "token": token, "any": cools}
-                )
-                if row != name:
-                    # The token of all is in the key's own row.
-                    execute(texts.clear, {"name": name, "owner": "", "token": 0, "any": True})
-                if holder.activity.get("pid"):
-                    end = {"id": lock_id(name), "session": holder.activity["pid"]}
-                    execute(texts.end_session, end)
+                execute(texts.clear, {"name": row, "owner": owner, "token": token, "any": cools})
+            if any(holder.mode == SHARED for holder in held):
+                # The token of all sharers is in the key's own row.
+                execute(texts.clear, {"name": name, "owner": "", "token": 0, "any": True})
+            pids = [holder.activity["pid"] for holder in held if holder.activity]
+            self._end_sessions(session, lock_id(name), pids)
             return held
 
         return self.run(free)
+
+    def _end_sessions(self, session: channels.Session, number: int, pids: Sequence[int]) -> None:
+        """End those of the sessions that have the lock with this number, and wait until it is so."""
+        params = {"id": number, "sessions": array(pids)}
+        if not pids or not session.execute(self.texts.end_sessions, params):
+            return
+        give_up = clock.Clock().now() + ENDED_WITHIN
+        for delay in busy_delays():
+            if not session.execute(self.texts.have_lock, params):
+                return
+            if clock.Clock().now() > give_up:
+                raise BackendUnavailable(
+                    f"The server has not ended the sessions {pids} within {ENDED_WITHIN:g} s."
+                )
+            time.sleep(delay)
 
     def abandon(self, request: Request) -> None:
         """End the sessions that have something for the owner id, and its minimum hold."""
@@ -128,8 +147,8 @@ class Rows:
 
         def free(session: channels.Session) -> None:
             execute, texts = session.execute, self.texts
-            for _, number, pid in execute(texts.sessions_of, {**params, **owner}):
-                execute(texts.end_session, {"id": number, "session": pid})
+            for number, pid in execute(texts.sessions_of, {**params, **owner}):
+                self._end_sessions(session, number, [pid])
             if request.min_hold_us:
                 execute(texts.forget, {**params, **owner})
                 if shared:

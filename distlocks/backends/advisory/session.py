@@ -133,10 +133,12 @@ class Session:
 
     def has_answer(self) -> bool:
         """Whether collect() will not have to wait, be it for a failure."""
-        if self.closed or not self._poll.poll(0):
-            return self.closed
+        if self.closed:
+            return True
         try:
-            self._conn.consume_input()
+            # What has been read from the wire already shows on it no more.
+            if self._conn.is_busy() and self._poll.poll(0):
+                self._conn.consume_input()
             return not self._conn.is_busy()
         except Exception:
             return True

@@ -132,7 +132,7 @@ SELECT CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, 
 
 HOLDER_COLUMNS = """
   r.name, CASE WHEN k.pid IS NULL THEN '' ELSE r.owner_id END, r.fencing_token, r.acquired_at,
-  CASE WHEN k.pid IS NULL THEN r.cools_until ELSE r.expires_at END - {us}, r.host, r.pid,
+  greatest(r.cools_until, CASE WHEN k.pid IS NOT NULL THEN r.expires_at END) - {us}, r.host, r.pid,
   r.thread, r.label, r.metadata,
   jsonb_build_object('pid', a.pid, 'state', a.state, 'query_start', a.query_start,
                      'state_change', a.state_change, 'application', a.application_name)
@@ -174,14 +174,18 @@ UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, cools_until = 0
                shared_until = 0
 WHERE name = %(name)s AND ((owner_id = %(owner)s AND fencing_token = %(token)s) OR %(any)s)
 """
-# Invariant: a session is ended only while it has the lock. Waits until it is gone.
-END_SESSION = """
+# Invariant: a session is ended only while it has the lock.
+END_SESSIONS = """
 WITH locks AS MATERIALIZED ({locks})
-SELECT pg_terminate_backend(pid, 5000) FROM locks
-WHERE lock_id = %(id)s::bigint AND pid = %(session)s AND pid <> pg_backend_pid()
+SELECT pg_terminate_backend(pid) FROM locks
+WHERE lock_id = %(id)s::bigint AND pid = ANY(%(sessions)s::int[]) AND pid <> pg_backend_pid()
+"""
+HAVE_LOCK = """
+WITH locks AS MATERIALIZED ({locks})
+SELECT pid FROM locks WHERE lock_id = %(id)s::bigint AND pid = ANY(%(sessions)s::int[])
 """
 SESSIONS_OF = """
-SELECT name, lock_id, session FROM {t} WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
+SELECT lock_id, session FROM {t} WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
 """
 FORGET = """
 UPDATE {t} SET cools_until = 0 WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
@@ -257,7 +261,8 @@ class Texts:
         self.locked_by = LOCKED_BY.format(**names)
         self.is_taken = IS_TAKEN.format(**names)
         self.clear = CLEAR.format(**names)
-        self.end_session = END_SESSION.format(**names)
+        self.end_sessions = END_SESSIONS.format(**names)
+        self.have_lock = HAVE_LOCK.format(**names)
         self.sessions_of = SESSIONS_OF.format(**names)
         self.forget = FORGET.format(**names)
         self.forget_shared = FORGET_SHARED.format(**names)

@@ -26,6 +26,11 @@ WHERE locktype = 'advisory' AND objsubid = 1 AND granted
 class AdvisoryStore(Store):
     """See Store."""
 
+    reports_the_dead = False
+    # A holder's session ends, and all of its lease with it.
+    frees_single_keys = False
+    most_leases = 30
+
     @property
     def advisory(self) -> AdvisoryBackend:
         return cast(AdvisoryBackend, self.backend)
