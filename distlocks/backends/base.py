@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Called with each signal about a backend, the sender and the arguments: neither blocks nor raises.
 listeners: list[Callable[..., object]] = []
-# Called with the owner id of a lease that its store has ended all of a sudden, and how. They neither
-# block nor raise.
+# Called with the owner id of a lease that its store has ended all of a sudden, and how: neither
+# blocks nor raises.
 losses: list[Callable[[str, str], object]] = []
 # Seconds by which a reservation outlasts the sleep of who made it: time for its next try.
 RESERVED_LONGER = 0.25

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -15,7 +14,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
 from ...claims import (
-    MICROSECOND,
     Claim,
     Denial,
     Extended,
@@ -28,16 +26,16 @@ from ...claims import (
 )
 from ...conf import Params
 from ...exceptions import BackendUnavailable
-from ...waiting import MAX_SLEEP, poll_delay
+from ...waiting import MAX_SLEEP
 from ..base import BaseBackend, losses
 from ..database.channels import unavailable
-from ..offload import offload
-from ..wakeups import Ticket, Wakeups
+from .batch import Batch
 from .inside import Inside
 from .pool import Hold, Pool
 from .rows import Rows
 from .session import ANSWER_WITHIN, Broken, NoAnswer, Refused
 from .settings import Settings
+from .waiters import POLL_CAP, Waiters
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -45,16 +43,10 @@ if TYPE_CHECKING:
 
 # So many of a key's holders are told of in a denial.
 TOLD_HOLDERS = 100
-# Seconds between two looks at a key by who has no session to wait in, at the longest; and what
-# each who does the same adds to it.
-POLL_CAP = 0.25
-POLL_CAP_EACH = 0.005
 # So many leases that have ended are remembered: a release that is sent twice is answered alike.
 REMEMBERED = 10_000
 # How often a try whose session breaks is made again beside those whose sessions were old.
 RESENDS = 1
-# What waiters with a session sleep by, before their owner id: no key begins so.
-TURN_OF = "\x01"
 
 GONE = "the server has ended the session that had its lock, which may have been taken over"
 
@@ -89,7 +81,6 @@ class AdvisoryBackend(BaseBackend):
         super().__init__(alias, params)
         self.settings = Settings(alias, self.options)
         self.using = self.settings.using
-        self._wakeups = Wakeups()
         # How leases of this process have ended, by owner id: True if by their release.
         self._ended: OrderedDict[str, bool] = OrderedDict()
         # Owner ids whose release went out, and whose session broke before the answer came.
@@ -118,8 +109,12 @@ class AdvisoryBackend(BaseBackend):
             self.rows.channel.open,
             self.settings.max_sessions,
             lost=self._has_lost,
-            turn=lambda hold: self._wakeups.wake(TURN_OF + hold.owner_id),
+            turn=lambda hold: self._waiters.wake_owner(hold.owner_id),
         )
+
+    @cached_property
+    def _waiters(self) -> Waiters:
+        return Waiters(self._pool, self.rows)
 
     # Acquire
 
@@ -313,7 +308,7 @@ class AdvisoryBackend(BaseBackend):
         try:
             self.rows.abandon(request)
         finally:
-            self._wake(request.keys)
+            self._waiters.wake(request.keys)
 
     def _abandon(self, hold: Hold) -> None:
         clean = False
@@ -336,7 +331,7 @@ class AdvisoryBackend(BaseBackend):
             with hold.mutex:
                 if hold.grant is not None and self._pool.hold_of(grant.owner_id) is hold:
                     self._release(hold, grant)
-            self._wake(grant.keys)
+            self._waiters.wake(grant.keys)
         if grant.owner_id in self._in_doubt:
             # It was ours to the end if nobody has had it since.
             self._remember(grant.owner_id, released=self.rows.is_last(grant))
@@ -381,77 +376,38 @@ class AdvisoryBackend(BaseBackend):
             hold.mutex.release()
         for tell in losses:
             tell(hold.owner_id, GONE)
-        self._wake(hold.grant.keys if hold.grant else ())
+        self._waiters.wake(hold.grant.keys if hold.grant else ())
 
     def force_release(self, key: str) -> list[Holder]:
         name = self.prefix + key
         held = self.rows.force_release(name)
-        self._wake((name,))
+        self._waiters.wake((name,))
         return [self._public(holder) for holder in held]
 
     def why_over(self, grant: Grant) -> str:
         return self._inside.why_over(grant.owner_id) if grant.ends_with_transaction else ""
 
-    # Extend
-
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         done: set[str] = set()
         lost: set[str] = set()
-        shortest = min((one.ttl_us for one in extensions), default=0) / MICROSECOND
-        give_up = clock.Clock().now() + min(ANSWER_WITHIN, shortest / 3)
-        begun: list[tuple[Hold, Extension]] = []
-        try:
-            # All are asked before the first answer is read: one that hangs delays no other.
-            for extension in extensions:
-                owner_id = extension.grant.owner_id
-                hold = self._pool.hold_of(owner_id)
-                if extension.grant.ends_with_transaction:
-                    (lost if self.why_over(extension.grant) else done).add(owner_id)
-                elif hold is None or hold.grant is None:
-                    lost.add(owner_id)
-                elif hold.mutex.acquire(timeout=max(give_up - clock.Clock().now(), 0.0)):
-                    begun.append((hold, extension))
-                    if not self._begin(hold, extension, lost):
-                        begun.pop()
-                        hold.mutex.release()
-            for hold, extension in begun:
-                self._end(hold, extension, max(give_up - clock.Clock().now(), 0.0), done, lost)
-        finally:
-            for hold, _ in begun:
-                hold.mutex.release()
-        return Extended(extended=frozenset(done), lost=frozenset(lost))
-
-    def _begin(self, hold: Hold, extension: Extension, lost: set[str]) -> bool:
-        try:
-            if self._pool.hold_of(hold.owner_id) is not hold:
-                raise Broken("released meanwhile", in_doubt=False)
-            self._wire.begin_extension(hold, extension)
-        except NoAnswer:
-            # Of an earlier one, neither: still held, to be asked again.
-            return False
-        except (Broken, Refused):
-            self._lose(hold, lost)
-            return False
-        return True
-
-    def _end(
-        self, hold: Hold, extension: Extension, within: float, done: set[str], lost: set[str]
-    ) -> None:
-        try:
-            if self._wire.end_extension(hold, extension, within):
-                done.add(hold.owner_id)
+        held: list[tuple[Hold, Extension]] = []
+        for extension in extensions:
+            owner_id = extension.grant.owner_id
+            hold = self._pool.hold_of(owner_id)
+            if extension.grant.ends_with_transaction:
+                (lost if self.why_over(extension.grant) else done).add(owner_id)
+            elif hold is None or hold.grant is None:
+                lost.add(owner_id)
             else:
-                self._lose(hold, lost)
-        except NoAnswer:
-            return
-        except (Broken, Refused):
-            self._lose(hold, lost)
-
-    def _lose(self, hold: Hold, lost: set[str]) -> None:
-        lost.add(hold.owner_id)
-        if self._pool.hold_of(hold.owner_id) is hold:
+                held.append((hold, extension))
+        batch = Batch(self._pool, self._wire)
+        batch.extend(held)
+        for hold in batch.lost:
             self._remember(hold.owner_id, released=False)
-            self._pool.end(hold, clean=False)
+        return Extended(
+            extended=frozenset(done | {hold.owner_id for hold in batch.extended}),
+            lost=frozenset(lost | {hold.owner_id for hold in batch.lost}),
+        )
 
     # Housekeeping
 
@@ -479,77 +435,17 @@ class AdvisoryBackend(BaseBackend):
     # Waiting
 
     def wait(self, denial: Denial, until: float, attempt: int) -> None:
-        if self._waits_inside(denial, until):
-            return
-        with self._ticket(denial) as ticket:
-            if self._is_over(denial):
-                return
-            if self._is_queued(denial):
-                ticket.wait(until)
-                return
-            while not ticket.wait(min(until, clock.lease_now() + self._poll_delay(attempt))):
-                attempt += 1
-                if clock.lease_now() >= until or not self._is_taken(denial.key):
-                    return
-
-    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
-        with self._ticket(denial) as ticket:
-            if await offload(lambda: self._is_over(denial)):
-                return
-            if self._is_queued(denial):
-                await ticket.wait_async(until)
-                return
-            while True:
-                pause = min(until, clock.lease_now() + self._poll_delay(attempt))
-                if await ticket.wait_async(pause):
-                    return
-                attempt += 1
-                if clock.lease_now() >= until:
-                    return
-                if not await offload(lambda: self._is_taken(denial.key)):
-                    return
-
-    def _ticket(self, denial: Denial) -> AbstractContextManager[Ticket]:
-        queued = self._is_queued(denial)
-        return self._wakeups.ticket(TURN_OF + denial.queued if queued else denial.key)
-
-    def _is_queued(self, denial: Denial) -> bool:
-        """Whether the asker has a session that stands in the server's queue."""
-        return bool(denial.queued) and self._pool.hold_of(denial.queued) is not None
-
-    def _is_over(self, denial: Denial) -> bool:
-        """Whether trying again makes sense at once. Have the asker woken when it does later on."""
-        if not self._is_queued(denial):
-            return not self._is_taken(denial.key)
-        hold = self._pool.hold_of(denial.queued)
-        if hold is None or hold.session.closed:
-            return True
-        self._pool.expect(hold)
-        return hold.session.has_answer()
-
-    def _waits_inside(self, denial: Denial, until: float) -> bool:
-        """Wait in the caller's transaction, if that is where it is to have the lock."""
         claim = self._inside.waits_for(denial.queued)
         if claim is None:
-            return False
-        rest = min(until - clock.lease_now(), MAX_SLEEP)
-        if rest > 0:
-            try:
-                self._inside.wait(denial.queued, claim, rest)
-            except (DatabaseError, InterfaceError) as error:
-                raise unavailable(self.using, error) from error
-        return True
+            self._waiters.sleep(denial, until, attempt)
+            return
+        try:
+            self._inside.wait(denial.queued, claim, min(until - clock.lease_now(), MAX_SLEEP))
+        except (DatabaseError, InterfaceError) as error:
+            raise unavailable(self.using, error) from error
 
-    def _is_taken(self, name: str) -> bool:
-        return self.rows.is_taken(name)
-
-    def _poll_delay(self, attempt: int) -> float:
-        """Each who looks keeps the server busy: many look less often."""
-        return poll_delay(attempt, cap=POLL_CAP + POLL_CAP_EACH * self._wakeups.count)
-
-    def _wake(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self._wakeups.wake(key)
+    async def await_(self, denial: Denial, until: float, attempt: int) -> None:
+        await self._waiters.asleep(denial, until, attempt)
 
 
 def _is_in_own_way(denial: Denial, request: Request) -> bool:

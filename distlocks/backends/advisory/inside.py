@@ -82,9 +82,9 @@ class Inside:
             or getattr(wrapper.connection.info.transaction_status, "name", "") == "INERROR"
         ):
             return None
-        others = connections.all(initialized_only=True)
-        if any(one.in_atomic_block and one is not wrapper and not in_testcase(one) for one in others):
-            return None
+        for other in connections.all(initialized_only=True):
+            if other is not wrapper and other.in_atomic_block and not in_testcase(other):
+                return None
         return wrapper
 
     def grant_of(self, owner_id: str) -> Grant | None:

@@ -82,9 +82,8 @@ class Pool:
         while True:
             with self._mutex:
                 session = self._free.pop() if self._free else None
-                if session is None:
-                    if len(self._holds) + self._between >= self._size:
-                        return None
+                if session is None and len(self._holds) + self._between >= self._size:
+                    return None
                 self._between += 1
             if session is None:
                 try:

@@ -43,9 +43,7 @@ def claim_params(claim: Claim, request: Request) -> dict[str, Param]:
 
 def row_names(claims: Sequence[Claim], owner_id: str) -> list[str]:
     """The names of the rows that say that the owner has the claims."""
-    return [
-        f"{claim.key}{OF}{owner_id}" if claim.mode == SHARED else claim.key for claim in claims
-    ]
+    return [f"{claim.key}{OF}{owner_id}" if claim.mode == SHARED else claim.key for claim in claims]
 
 
 class Rows:
@@ -124,7 +122,7 @@ class Rows:
         return self.run(free)
 
     def _end_sessions(self, session: channels.Session, number: int, pids: Sequence[int]) -> None:
-        """End those of the sessions that have the lock with this number, and wait until it is so."""
+        """End those of the sessions that have the lock with this number, and wait for that."""
         params = {"id": number, "sessions": array(pids)}
         if not pids or not session.execute(self.texts.end_sessions, params):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -94,7 +94,9 @@ class Session:
         """Which database it is on: an alias comes to mean another one under a test runner."""
         return self._wrapper.settings_dict["NAME"]
 
-    def ask(self, raw: Raw, params: dict[str, Param], within: float = ANSWER_WITHIN) -> list[Row]:
+    def ask(
+        self, raw: Raw, params: Mapping[str, Param], within: float = ANSWER_WITHIN
+    ) -> list[Row]:
         """The rows of one statement. Raises Broken, NoAnswer, Refused."""
         self.send(raw, params, within)
         return self._answer(within)
@@ -102,7 +104,7 @@ class Session:
     def send(
         self,
         raw: Raw,
-        params: dict[str, Param],
+        params: Mapping[str, Param],
         within: float = ANSWER_WITHIN,
         *,
         prepare: bool = True,

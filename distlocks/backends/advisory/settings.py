@@ -60,8 +60,7 @@ class Settings:
                 30,
                 f"{where}['using'] = {using!r} is a database of the kind {vendor!r}; only "
                 f"PostgreSQL has advisory locks of this kind.",
-                "Name a PostgreSQL database, or use "
-                "distlocks.backends.database.DatabaseBackend.",
+                "Name a PostgreSQL database, or use distlocks.backends.database.DatabaseBackend.",
             )
         from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
@@ -77,6 +76,4 @@ def _without_driver(where: str, why: str) -> InvalidSetting:
 
 
 def _is_count(value: Any) -> bool:
-    return (
-        isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SESSIONS
-    )
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_SESSIONS

@@ -222,9 +222,7 @@ class Raw:
 
     def __init__(self, sql: str) -> None:
         self.names = tuple(dict.fromkeys(re.findall(r"%\((\w+)\)s", sql)))
-        self.text = re.sub(
-            r"%\((\w+)\)s", lambda m: f"${self.names.index(m[1]) + 1}", sql
-        ).encode()
+        self.text = re.sub(r"%\((\w+)\)s", lambda m: f"${self.names.index(m[1]) + 1}", sql).encode()
         self.name = f"distlocks_{hashlib.sha256(self.text).hexdigest()[:16]}".encode()
 
 

@@ -9,7 +9,7 @@ from ...exceptions import NotSupported
 from .pool import Hold
 from .proxies import explain
 from .rows import Rows, claim_params, row_names
-from .session import Refused, array
+from .session import Param, Refused, array
 from .sql import lock_id
 
 # Milliseconds for which the server keeps a lock for who waited for it and has not said yet that it
@@ -46,7 +46,8 @@ class Wire:
         """Have the session give up all its locks, and the rows of these claims, where they have
         their own; False if it is not the one that has them."""
         hold.had = None
-        raw, params = self._rows.texts.release, {"session": hold.session.pid}
+        raw = self._rows.texts.release
+        params: dict[str, Param] = {"session": hold.session.pid}
         if any(claim.mode == SHARED for claim in claims):
             raw = self._rows.texts.release_shared
             shared = [claim for claim in claims if claim.mode == SHARED]
@@ -92,7 +93,7 @@ class Wire:
         """Ask for it, and for no answer yet. Where an answer is due from before, it has to be there
         by now: what it says is too old to count."""
         grant = extension.grant
-        params = {
+        params: dict[str, Param] = {
             "names": array(row_names(grant.claims, grant.owner_id)),
             "owner": grant.owner_id,
             "session": hold.session.pid,

@@ -201,7 +201,8 @@ class TestLeases:
 
     @pytest.mark.parametrize("count", [3, 101])
     def test_force_release_takes_it_from_all(self, store: Store, key: str, count: int) -> None:
-        leases = [store.hold(key, shared=True, renew=False) for _ in range(min(count, store.most_leases))]
+        count = min(count, store.most_leases)
+        leases = [store.hold(key, shared=True, renew=False) for _ in range(count)]
         had = store.backend.force_release(key)
         assert {holder.owner_id for holder in had} == {lease.owner_id for lease in leases}
         new = store.hold(key)
