@@ -108,6 +108,7 @@ class AdvisoryBackend(BaseBackend):
             self.using,
             self.rows.channel.open,
             self.settings.max_sessions,
+            prepared=(self.rows.texts.exclusive, self.rows.texts.release),
             lost=self._has_lost,
             turn=lambda hold: self._waiters.wake_owner(hold.owner_id),
         )
@@ -329,7 +330,9 @@ class AdvisoryBackend(BaseBackend):
         hold = self._pool.hold_of(grant.owner_id)
         if hold is not None:
             with hold.mutex:
-                if hold.grant is not None and self._pool.hold_of(grant.owner_id) is hold:
+                if self._pool.hold_of(grant.owner_id) is hold:
+                    if not hold.has(grant):
+                        return False
                     self._release(hold, grant)
             self._waiters.wake(grant.keys)
         if grant.owner_id in self._in_doubt:
@@ -396,7 +399,7 @@ class AdvisoryBackend(BaseBackend):
             hold = self._pool.hold_of(owner_id)
             if extension.grant.ends_with_transaction:
                 (lost if self.why_over(extension.grant) else done).add(owner_id)
-            elif hold is None or hold.grant is None:
+            elif hold is None or not hold.has(extension.grant):
                 lost.add(owner_id)
             else:
                 held.append((hold, extension))

@@ -27,7 +27,9 @@ def check_database(backend: AdvisoryBackend) -> list[CheckMessage]:
             tables = connections[using].introspection.table_names(cursor)
             cursor.execute("SHOW max_connections")
             most = int(cursor.fetchone()[0])
-        _open_one(backend)
+        # An empty database is about to be migrated: its user needs no telling.
+        if "distlocks_advisorylock" in tables:
+            _open_one(backend)
     except NotSupported as refused:
         messages.append(
             Error(
@@ -43,7 +45,6 @@ def check_database(backend: AdvisoryBackend) -> list[CheckMessage]:
                 id="distlocks.E016",
             )
         ]
-    # An empty database is about to be migrated: its user needs no telling.
     if tables and "distlocks_advisorylock" not in tables:
         messages.append(
             Warning(
@@ -72,7 +73,9 @@ def _open_one(backend: AdvisoryBackend) -> None:
     def nothing(*_: object) -> None:
         pass
 
-    pool = Pool(backend.using, backend.rows.channel.open, 1, lost=nothing, turn=nothing)
+    pool = Pool(
+        backend.using, backend.rows.channel.open, 1, prepared=(), lost=nothing, turn=nothing
+    )
     session = pool.take()
     assert session is not None
     pool.discard(session)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from django.db import connections
@@ -14,6 +14,7 @@ from ...claims import Claim, Grant
 from ..database.connected import under_test_runner
 from .proxies import refuse_pooled
 from .session import Session
+from .sql import Raw
 from .watch import Watch
 
 # Seconds after which a free session is closed, when another one is given back.
@@ -35,6 +36,10 @@ class Hold:
     # One verb at a time.
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
+    def has(self, grant: Grant) -> bool:
+        """Whether it is this very grant's: an owner id may have had others."""
+        return self.grant is not None and self.grant.fencing_tokens == grant.fencing_tokens
+
 
 class Pool:
     """The sessions of this process on one database.
@@ -48,11 +53,13 @@ class Pool:
         connect: Callable[[], BaseDatabaseWrapper],
         size: int,
         *,
+        prepared: Sequence[Raw],
         lost: Callable[[Hold], None],
         turn: Callable[[Hold], None],
     ) -> None:
         self._using = using
         self._connect = connect
+        self._prepared = prepared
         self._size = size
         self._lost = lost
         self._turn = turn
@@ -96,7 +103,7 @@ class Pool:
             self.discard(session)
 
     def _open(self) -> Session:
-        session = Session(self._connect)
+        session = Session(self._connect, self._prepared)
         try:
             refuse_pooled(session, lambda: Session(self._connect), self._using)
         except BaseException:

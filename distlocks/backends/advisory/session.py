@@ -58,7 +58,10 @@ class Session:
     neither ask nor close it: closing would end the parent's session.
     """
 
-    def __init__(self, connect: Callable[[], BaseDatabaseWrapper]) -> None:
+    def __init__(
+        self, connect: Callable[[], BaseDatabaseWrapper], prepared: Sequence[Raw] = ()
+    ) -> None:
+        """Open one, with these statements prepared; others are when they are first asked."""
         self._wrapper = connect()
         # On an event loop's thread it is never called.
         self._wrapper.ensure_connection()
@@ -73,9 +76,11 @@ class Session:
         self.closed = False
         self.idle_since = clock.lease_now()
         try:
-            self._send(lambda: self._conn.send_query(SETTINGS))
+            opening = b";".join([*[raw.prepare for raw in prepared], SETTINGS])
+            self._send(lambda: self._conn.send_query(opening))
             ((pid, *_),) = self._answer(ANSWER_WITHIN)
             self.pid = int(pid or 0)
+            self._prepared.update(raw.name for raw in prepared)
             # Neither ours to know nor harmful: not every platform's server has it.
             with suppress(Refused):
                 self._send(lambda: self._conn.send_query(NOTICE_CLIENTS_END))

@@ -225,6 +225,11 @@ class Raw:
         self.text = re.sub(r"%\((\w+)\)s", lambda m: f"${self.names.index(m[1]) + 1}", sql).encode()
         self.name = f"distlocks_{hashlib.sha256(self.text).hexdigest()[:16]}".encode()
 
+    @property
+    def prepare(self) -> bytes:
+        """The statement that prepares it under its name."""
+        return b"PREPARE " + self.name + b" AS " + self.text
+
 
 def lock_id(name: str) -> int:
     """The number by which the server knows the lock of a key: SHA-256, cut to 64 bits."""

@@ -29,6 +29,7 @@ class AdvisoryStore(Store):
     reports_the_dead = False
     # A holder's session ends, and all of its lease with it.
     frees_single_keys = False
+    frees_the_dead_at_once = True
     most_leases = 30
 
     @property

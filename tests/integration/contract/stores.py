@@ -50,10 +50,10 @@ ADVISORY_STORES = ("advisory",)
 SHARED_STORES = STORES[1:]
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
 # its own to either database, and through the ORM.
-KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis")
+KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis", *ADVISORY_STORES)
 DATABASE_STORES = tuple(store for store in SHARED_STORES if store not in REDIS_STORES)
 # For what takes long and depends on where the servers are rather than on how they were named.
-FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster")
+FEWER_SHARED_STORES = (*DATABASE_STORES, "redis", "redis_cluster", *ADVISORY_STORES)
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
@@ -84,6 +84,8 @@ class Store:
     reports_the_dead = True
     # Does force_release() take from a holder of several keys the one key only?
     frees_single_keys = True
+    # Is what a process held that was killed free before its lease ends?
+    frees_the_dead_at_once = False
     # How many leases a process may have at once.
     most_leases = 1000
 
@@ -332,8 +334,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames and not any(
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        in_contract = ".contract." in metafunc.module.__name__
-        stores = (*STORES, *FAST_STORES, *ADVISORY_STORES) if in_contract else STORES
+        stores = STORES
+        if ".contract." in metafunc.module.__name__:
+            stores = (*STORES, *FAST_STORES, *ADVISORY_STORES)
+        elif ".hazards." in metafunc.module.__name__:
+            stores = (*STORES, *ADVISORY_STORES)
         metafunc.parametrize("store", stores, indirect=True)
 
 

@@ -11,6 +11,7 @@ import pytest
 from distlocks import BackendUnavailable, Lease, signals
 from distlocks.claims import Grant, Waiter
 from tests.integration.contract.stores import (
+    ADVISORY_STORES,
     DATABASE_STORES,
     REDIS_STORES,
     STORES,
@@ -23,7 +24,7 @@ from tests.integration.contract.stores import (
 from tests.waiting import eventually_on_loop
 
 # The memory store answers without an await in between.
-AWAITED_STORES = STORES[1:]
+AWAITED_STORES = (*STORES[1:], *ADVISORY_STORES)
 
 MakeGate = Callable[..., Gate | LoopGate]
 
