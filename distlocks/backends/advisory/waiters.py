@@ -25,7 +25,7 @@ class Waiters:
     """Who sleeps in this process, and what wakes them.
 
     Who stands in the server's queue, by a session, sleeps until the server has answered. Others
-    look at the key now and then, and are woken at once by a release in this process.
+    look at the key now and then, and one of them is woken at once by a release in this process.
     """
 
     def __init__(self, pool: Pool, rows: Rows) -> None:
@@ -35,8 +35,9 @@ class Waiters:
 
     def wake(self, keys: Sequence[str]) -> None:
         """The keys have been freed."""
+        # One can have it. If that is not who is woken, the others look before long.
         for key in keys:
-            self._wakeups.wake(key)
+            self._wakeups.wake_one(key)
 
     def wake_owner(self, owner_id: str) -> None:
         """The server has answered who stands in its queue."""
