@@ -103,9 +103,10 @@ class Pool:
             self.discard(session)
 
     def _open(self) -> Session:
-        session = Session(self._connect, self._prepared)
+        session = Session(self._connect)
         try:
             refuse_pooled(session, lambda: Session(self._connect), self._using)
+            session.set_up(self._prepared)
         except BaseException:
             session.close()
             raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...exceptions import NotSupported
-from .session import Broken, Refused, Session
+from .session import ANSWER_WITHIN, Broken, Refused, Session
 from .sql import Raw
 
 # Turns in which two clients ask: any other answer than one session for each gives the proxy away.
@@ -51,7 +51,9 @@ def refuse_pooled(session: Session, connect: Callable[[], Session], alias: str) 
 
 
 def _ask(session: Session, raw: Raw) -> int:
-    rows = session.ask(raw, {})
+    # Not prepared: that would stay behind in the server's session.
+    session.send(raw, {}, prepare=False)
+    rows = session.collect(ANSWER_WITHIN)
     return int(rows[0][0] or 0) if rows else 0
 
 

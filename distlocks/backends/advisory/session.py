@@ -19,7 +19,7 @@ ANSWER_WITHIN = 5.0
 # What a session is told once. A try is not to be cut short by a default of the role's, and ends
 # when its client is gone; a lock is found by its key, however small the table is.
 SETTINGS = b"""
-SELECT pg_backend_pid(), set_config('lock_timeout', '0', false),
+SELECT set_config('lock_timeout', '0', false),
        set_config('statement_timeout', '0', false), set_config('enable_seqscan', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false)
 """
@@ -58,10 +58,8 @@ class Session:
     neither ask nor close it: closing would end the parent's session.
     """
 
-    def __init__(
-        self, connect: Callable[[], BaseDatabaseWrapper], prepared: Sequence[Raw] = ()
-    ) -> None:
-        """Open one, with these statements prepared; others are when they are first asked."""
+    def __init__(self, connect: Callable[[], BaseDatabaseWrapper]) -> None:
+        """Open one. It is not to be used for locks before it is known to be ours: see set_up()."""
         self._wrapper = connect()
         # On an event loop's thread it is never called.
         self._wrapper.ensure_connection()
@@ -76,18 +74,27 @@ class Session:
         self.closed = False
         self.idle_since = clock.lease_now()
         try:
-            opening = b";".join([*[raw.prepare for raw in prepared], SETTINGS])
-            self._send(lambda: self._conn.send_query(opening))
-            ((pid, *_),) = self._answer(ANSWER_WITHIN)
+            self._send(lambda: self._conn.send_query(b"SELECT pg_backend_pid()"))
+            ((pid,),) = self._answer(ANSWER_WITHIN)
             self.pid = int(pid or 0)
-            self._prepared.update(raw.name for raw in prepared)
-            # Neither ours to know nor harmful: not every platform's server has it.
-            with suppress(Refused):
-                self._send(lambda: self._conn.send_query(NOTICE_CLIENTS_END))
-                self._answer(ANSWER_WITHIN)
         except BaseException:
             self.close()
             raise
+
+    def set_up(self, prepared: Sequence[Raw]) -> None:
+        """Make it fit for locks, with these statements prepared; others are when first asked.
+
+        What is set here stays with the server's session, and would be somebody else's behind a
+        proxy that passes it on.
+        """
+        opening = b";".join([*[raw.prepare for raw in prepared], SETTINGS])
+        self._send(lambda: self._conn.send_query(opening))
+        self._answer(ANSWER_WITHIN)
+        self._prepared.update(raw.name for raw in prepared)
+        # Neither ours to know nor harmful: not every platform's server has it.
+        with suppress(Refused):
+            self._send(lambda: self._conn.send_query(NOTICE_CLIENTS_END))
+            self._answer(ANSWER_WITHIN)
 
     @property
     def is_direct(self) -> bool:

@@ -14,7 +14,7 @@ from .sql import lock_id
 
 # Milliseconds for which the server keeps a lock for who waited for it and has not said yet that it
 # lives: time for the try that follows a wait.
-TURN_LASTS = 3000
+TURN_LASTS = 2000
 # Seconds within which the server answers that it has given up a wait.
 CANCEL_WITHIN = 2.0
 

@@ -95,7 +95,7 @@ class TestQueue:
         lease.release()
         released = lease_now()
         next_one = waiter.result(10)
-        assert lease_now() - released < 3 + AT_ONCE, "not until the lease of the paused one ends"
+        assert lease_now() - released < 2 + AT_ONCE, "not until the lease of the paused one ends"
         victim.resume()
         store.eventually_waiting(key, 1)
         next_one.release()
