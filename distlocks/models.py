@@ -224,6 +224,9 @@ class AdvisoryLock(Claimed):
     # The number of the lock, and the server's process id of the session that took it.
     lock_id = models.BigIntegerField(_("number of the lock"))
     session = models.IntegerField(_("session"), default=0)
+    # When that server was started: one that has taken its place, or was started again, knows of no
+    # lock, and who had one may not know that yet.
+    incarnation = models.BigIntegerField(_("server started at (µs)"), default=0)
 
     class Meta:
         verbose_name = _("advisory lock")

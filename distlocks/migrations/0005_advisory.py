@@ -51,6 +51,10 @@ class Migration(migrations.Migration):
                 ),
                 ("lock_id", models.BigIntegerField(verbose_name="number of the lock")),
                 ("session", models.IntegerField(default=0, verbose_name="session")),
+                (
+                    "incarnation",
+                    models.BigIntegerField(default=0, verbose_name="server started at (µs)"),
+                ),
             ],
             options={
                 "verbose_name": "advisory lock",

@@ -266,6 +266,11 @@ class AdvisoryBackend(BaseBackend):
                 f"The server's process {pid} (application {application!r}, {state}) has the "
                 f"advisory lock with its number: it has just been granted, or is none of ours."
             )
+        if any(holder.activity.get("before_restart") for holder in holders):
+            reason = (
+                "The server has been started anew, or another has taken its place: who had it may "
+                "not know that yet, until its lease ends."
+            )
         remaining = max((holder.remaining for holder in holders), default=0.0)
         if remaining <= 0 and (holders or reason):
             # It lasts until a transaction ends, or nobody knows how long.

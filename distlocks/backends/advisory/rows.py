@@ -115,7 +115,7 @@ class Rows:
             if any(holder.mode == SHARED for holder in held):
                 # The token of all sharers is in the key's own row.
                 execute(texts.clear, {"name": name, "owner": "", "token": 0, "any": True})
-            pids = [holder.activity["pid"] for holder in held if holder.activity]
+            pids = [holder.activity["pid"] for holder in held if "pid" in holder.activity]
             self._end_sessions(session, lock_id(name), pids)
             return held
 
@@ -181,7 +181,7 @@ def _holder(row: channels.Row) -> Holder:
         row
     )
     key, of, _ = name.partition(OF)
-    activity = _loaded(activity)
+    activity = {name: value for name, value in _loaded(activity).items() if value}
     return Holder(
         key=key,
         owner_id=owner,
@@ -194,7 +194,7 @@ def _holder(row: channels.Row) -> Holder:
         thread=thread,
         label=label,
         metadata=_loaded(metadata),
-        activity=activity if activity.get("pid") else {},
+        activity=activity,
     )
 
 

@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 # Seconds for which an answer is awaited: no statement here waits for a lock.
 ANSWER_WITHIN = 5.0
-# What a session is told once. A try is not to be cut short by a default of the role's, and ends
-# when its client is gone; a lock is found by its key, however small the table is.
+# What a session is told once. A try is not to be cut short by a default of the role's. Nothing but
+# its idleness is to end the session of a client that has left the network, which may believe in its
+# lease until that: the system's own patience with TCP is longer. A row is found by its key, however
+# small the table is.
 SETTINGS = b"""
 SELECT set_config('lock_timeout', '0', false),
-       set_config('statement_timeout', '0', false), set_config('enable_seqscan', 'off', false),
-       set_config('plan_cache_mode', 'force_generic_plan', false)
+       set_config('statement_timeout', '0', false),
+       set_config('tcp_keepalives_idle', '0', false), set_config('tcp_user_timeout', '0', false),
+       set_config('enable_seqscan', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false),
+       set_config('application_name',
+                  coalesce(nullif(current_setting('application_name'), ''), 'distlocks'), false)
 """
 # Where the server can look: it notices that a waiter's client is gone.
 NOTICE_CLIENTS_END = b"SET client_connection_check_interval = '1s'"

@@ -20,6 +20,11 @@ LOCKS = """
     AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 
+# Which server this is: one that was started again, or has taken the other's place, has no locks.
+STARTED = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint"
+# Who had a key at a server that is no more may believe in its lease until that ends.
+HAUNTED = "({r}.incarnation <> {started} AND {r}.expires_at > {us})"
+
 # What the lock is called for: tried, or had already by a wait.
 TRY_EXCLUSIVE = "pg_try_advisory_lock(%(id)s::bigint)"
 TRY_SHARED = "pg_try_advisory_lock_shared(%(id)s::bigint)"
@@ -38,21 +43,22 @@ WITH had AS MATERIALIZED (
   SELECT CASE WHEN {ours} THEN {take} END AS got),
 taken AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
-                        shared_until, lock_id, session, host, pid, thread, label, metadata)
+                        shared_until, lock_id, session, incarnation, host, pid, thread, label,
+                        metadata)
   SELECT %(name)s::text, %(owner)s::text, n, n, n + %(ttl)s::bigint,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         0, %(id)s::bigint, %(session)s::int, %(host)s::text, %(pid)s::bigint, %(thread)s::text,
-         %(label)s::text, %(metadata)s::jsonb
+         0, %(id)s::bigint, %(session)s::int, {started}, %(host)s::text, %(pid)s::bigint,
+         %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
   FROM (SELECT {us} AS n FROM had WHERE got OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
     (owner_id, fencing_token, acquired_at, expires_at, cools_until,
-     session, host, pid, thread, label, metadata) = (
+     session, incarnation, host, pid, thread, label, metadata) = (
       SELECT excluded.owner_id, greatest(l.fencing_token + 1, n), n, n + %(ttl)s::bigint,
              CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-             excluded.session, excluded.host, excluded.pid, excluded.thread, excluded.label,
-             excluded.metadata
+             excluded.session, excluded.incarnation, excluded.host, excluded.pid,
+             excluded.thread, excluded.label, excluded.metadata
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE greatest(l.cools_until, l.shared_until) <= {us}
+    WHERE greatest(l.cools_until, l.shared_until) <= {us} AND NOT {haunted}
   RETURNING fencing_token, acquired_at)
 SELECT got, fencing_token, acquired_at{idle} FROM had LEFT JOIN taken ON true
 """
@@ -64,33 +70,38 @@ WITH had AS MATERIALIZED (
   SELECT CASE WHEN {ours} THEN {take} END AS got),
 taken AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
-                        shared_until, lock_id, session, host, pid, thread, label, metadata)
-  SELECT %(name)s::text, '', n, n, 0, 0,
+                        shared_until, lock_id, session, incarnation, host, pid, thread, label,
+                        metadata)
+  SELECT %(name)s::text, '', n, n, n + %(ttl)s::bigint, 0,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         %(id)s::bigint, 0, '', 0, '', '', '{{}}'
+         %(id)s::bigint, 0, {started}, '', 0, '', '', '{{}}'
   FROM (SELECT {us} AS n FROM had WHERE got OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
-    (fencing_token, shared_until) = (
-      SELECT greatest(l.fencing_token + 1, n),
+    (owner_id, fencing_token, expires_at, incarnation, shared_until) = (
+      SELECT '', greatest(l.fencing_token + 1, n),
+             CASE WHEN l.owner_id = '' AND l.incarnation = excluded.incarnation
+                  THEN greatest(l.expires_at, n + %(ttl)s::bigint) ELSE n + %(ttl)s::bigint END,
+             excluded.incarnation,
              CASE WHEN %(min_hold)s::bigint > 0
                   THEN greatest(l.shared_until, n + %(min_hold)s::bigint)
                   ELSE l.shared_until END
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE l.cools_until <= {us}
+    WHERE l.cools_until <= {us} AND NOT {haunted}
   RETURNING fencing_token),
 sharer AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
-                        shared_until, lock_id, session, host, pid, thread, label, metadata)
+                        shared_until, lock_id, session, incarnation, host, pid, thread, label,
+                        metadata)
   SELECT %(name)s::text || chr(30) || %(owner)s::text, %(owner)s::text, fencing_token, n,
          n + %(ttl)s::bigint,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         0, %(id)s::bigint, %(session)s::int, %(host)s::text, %(pid)s::bigint, %(thread)s::text,
-         %(label)s::text, %(metadata)s::jsonb
+         0, %(id)s::bigint, %(session)s::int, {started}, %(host)s::text, %(pid)s::bigint,
+         %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
   FROM (SELECT fencing_token, {us} AS n FROM taken OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
-    (fencing_token, acquired_at, expires_at, cools_until, session) =
+    (fencing_token, acquired_at, expires_at, cools_until, session, incarnation) =
     (excluded.fencing_token, excluded.acquired_at, excluded.expires_at, excluded.cools_until,
-     excluded.session)
+     excluded.session, excluded.incarnation)
   RETURNING fencing_token, acquired_at)
 SELECT got, fencing_token, acquired_at{idle} FROM had LEFT JOIN sharer ON true
 """
@@ -99,12 +110,17 @@ IDLE = """, CASE WHEN fencing_token IS NOT NULL
             THEN set_config('idle_session_timeout', %(idle)s::text, false) END"""
 
 # Invariant: a lease is extended only by the session that has its locks, whose idleness is counted
-# anew from here; a row that is not the owner's any more was freed by force.
+# anew from here; a row that is not the owner's any more was freed by force. The key's own row says
+# when the last of its sharers' leases ends.
 EXTEND = """
 WITH extended AS (
   UPDATE {t} SET expires_at = {us} + %(ttl)s::bigint
   WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours}
-  RETURNING 1)
+  RETURNING name),
+shared AS (
+  UPDATE {t} SET expires_at = greatest(expires_at, {us} + %(ttl)s::bigint)
+  WHERE name IN (SELECT split_part(name, chr(30), 1) FROM extended
+                 WHERE strpos(name, chr(30)) > 0))
 SELECT {ours}, (SELECT count(*) FROM extended),
        CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, false) END
 """
@@ -132,13 +148,17 @@ SELECT CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, 
 
 HOLDER_COLUMNS = """
   r.name, CASE WHEN k.pid IS NULL THEN '' ELSE r.owner_id END, r.fencing_token, r.acquired_at,
-  greatest(r.cools_until, CASE WHEN k.pid IS NOT NULL THEN r.expires_at END) - {us}, r.host, r.pid,
+  greatest(r.cools_until,
+           CASE WHEN k.pid IS NOT NULL OR r.incarnation <> {started} THEN r.expires_at END) - {us},
+  r.host, r.pid,
   r.thread, r.label, r.metadata,
   jsonb_build_object('pid', a.pid, 'state', a.state, 'query_start', a.query_start,
-                     'state_change', a.state_change, 'application', a.application_name)
+                     'state_change', a.state_change, 'application', a.application_name,
+                     'before_restart', k.pid IS NULL AND {haunted})
 """
 # Invariant: who has a key is who has its lock now, by the server's own list; a row whose session
-# has not counts only while its minimum hold keeps the key.
+# has not counts only while its minimum hold keeps the key, or while its holder may not know that
+# the server was started anew.
 HOLDERS = """
 WITH locks AS MATERIALIZED ({locks})
 SELECT {columns}
@@ -147,7 +167,7 @@ LEFT JOIN locks AS k ON k.lock_id = r.lock_id AND k.pid = r.session
   AND k.mode = CASE WHEN strpos(r.name, chr(30)) > 0 THEN 'ShareLock' ELSE 'ExclusiveLock' END
 LEFT JOIN pg_stat_activity AS a ON a.pid = k.pid
 WHERE r.name >= %(from)s::text AND starts_with(r.name, %(from)s::text) {only}
-  AND (k.pid IS NOT NULL OR r.cools_until > {us})
+  AND (k.pid IS NOT NULL OR r.cools_until > {us} OR {haunted})
 ORDER BY r.name LIMIT %(limit)s::bigint
 """
 ONLY = "AND (r.name = %(from)s::text OR starts_with(r.name, %(from)s::text || chr(30)))"
@@ -163,7 +183,8 @@ WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
   AND (k.classid::bigint << 32) | k.objid::bigint = %(id)s::bigint
   AND k.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 UNION ALL
-SELECT 1 FROM {t} WHERE name = %(name)s AND greatest(cools_until, shared_until) > {us}
+SELECT 1 FROM {t} AS r
+WHERE name = %(name)s AND (greatest(cools_until, shared_until) > {us} OR {haunted})
 LIMIT 1
 """
 
@@ -208,7 +229,8 @@ WITH span AS MATERIALIZED (
   SELECT name FROM {t} WHERE name > %(after)s::text ORDER BY name LIMIT %(size)s),
 old AS MATERIALIZED (
   SELECT name, lock_id FROM {t}
-  WHERE name IN (SELECT name FROM span) AND greatest(cools_until, shared_until) <= {us}
+  WHERE name IN (SELECT name FROM span)
+    AND greatest(cools_until, shared_until, expires_at) <= {us}
     AND fencing_token <= {us} - %(older)s {lock}),
 dead AS MATERIALIZED (
   SELECT name FROM old WHERE pg_try_advisory_xact_lock(lock_id)){act}
@@ -241,7 +263,10 @@ class Texts:
     """All statements, for one table."""
 
     def __init__(self, table: str) -> None:
-        names = {"t": table, "us": US, "locks": LOCKS}
+        names = {"t": table, "us": US, "locks": LOCKS, "started": STARTED}
+        haunted = HAUNTED.format(r="l", started=STARTED, us=US)
+        names |= {"haunted": haunted}
+        listed = {**names, "haunted": HAUNTED.format(r="r", started=STARTED, us=US)}
 
         def asked(sql: str, *, take: str = "", idle: str = IDLE) -> Raw:
             return Raw(sql.format(**names, ours=OURS, take=take, idle=idle))
@@ -258,11 +283,11 @@ class Texts:
         # On any connection: the lock is in the caller's transaction.
         self.note_exclusive = EXCLUSIVE.format(**names, ours="true", take=HAD, idle="")
         self.note_shared = SHARED.format(**names, ours="true", take=HAD, idle="")
-        columns = HOLDER_COLUMNS.format(us=US)
-        self.holders = HOLDERS.format(**names, columns=columns, only="")
-        self.on_key = HOLDERS.format(**names, columns=columns, only=ONLY)
+        columns = HOLDER_COLUMNS.format(**listed)
+        self.holders = HOLDERS.format(**listed, columns=columns, only="")
+        self.on_key = HOLDERS.format(**listed, columns=columns, only=ONLY)
         self.locked_by = LOCKED_BY.format(**names)
-        self.is_taken = IS_TAKEN.format(**names)
+        self.is_taken = IS_TAKEN.format(**listed)
         self.clear = CLEAR.format(**names)
         self.end_sessions = END_SESSIONS.format(**names)
         self.have_lock = HAVE_LOCK.format(**names)

@@ -8,6 +8,7 @@ import pytest
 from django.db import connections, transaction
 
 from distlocks import LockTimeout, NotSupported, locks
+from distlocks.backends.advisory.sql import lock_id
 from tests.integration.advisory.conftest import Start, Way
 from tests.integration.contract.advisory_stores import AdvisoryStore
 from tests.servers import finding
@@ -42,10 +43,11 @@ def behind(way: Way, postgres_server: PostgresServer) -> Iterator[Behind]:
         yield make
 
 
-def nothing_is_stranded(postgres_server: PostgresServer) -> bool:
+def nothing_is_stranded(postgres_server: PostgresServer, key: str) -> bool:
+    query = """SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'
+               AND (classid::bigint << 32) | objid::bigint = %s"""
     with psycopg.connect(postgres_server.url, autocommit=True) as connection:
-        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-        return connection.execute(query).fetchone() == (0,)
+        return connection.execute(query, [lock_id(key)]).fetchone() == (0,)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_one_that_pools_transactions_is_refused(
     for _ in range(3):
         with pytest.raises(NotSupported, match="pool_mode = transaction"):
             store.lock(key, timeout=0).acquire()
-    assert nothing_is_stranded(postgres_server)
+    assert nothing_is_stranded(postgres_server, key)
     settings_of = "SELECT name FROM pg_settings WHERE source = 'session' AND name LIKE '%timeout%'"
     with connections[store.using].cursor() as cursor:
         for _ in range(8):
@@ -101,7 +103,7 @@ def test_also_beside_other_clients(
                 other.commit()
         with pytest.raises(NotSupported):
             store.lock(key, timeout=0).acquire()
-    assert nothing_is_stranded(postgres_server)
+    assert nothing_is_stranded(postgres_server, key)
 
 
 def test_one_that_pools_sessions_does_no_harm(behind: Behind, key: str, start: Start) -> None:
@@ -130,4 +132,4 @@ def test_inside_a_transaction_locks_are_had_all_the_same(
         lease = store.lock(key, timeout=0).acquire()
         assert start(rival).result(10)
         assert lease.release() is True
-    assert nothing_is_stranded(postgres_server)
+    assert nothing_is_stranded(postgres_server, key)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from distlocks import (
     BackendUnavailable,
@@ -83,17 +83,51 @@ class TestEndOfASession:
     def test_a_restart_of_the_server_ends_all_and_the_next_grant_is_a_later_one(
         self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
     ) -> None:
-        leases = [mortal.hold(f"{key}:{number}") for number in range(3)]
+        """Nobody gets in before the lease would have ended: its holder may not know, as when
+        another server has taken the place of one that has left the network."""
+        leases = [mortal.hold(f"{key}:{number}", ttl=2) for number in range(3)]
+        deadlines = [lease.deadline for lease in leases]
         fresh_postgres.kill()
         for lease in leases:
             eventually(lambda lease=lease: lease.lost, within=AT_ONCE)
         with pytest.raises(BackendUnavailable):
             mortal.lock(key, timeout=0).acquire()
         fresh_postgres.start()
-        for lease in leases:
-            again = mortal.hold(*lease.keys)
+        with pytest.raises(LockTimeout, match="started anew"):
+            mortal.lock(f"{key}:0", timeout=0).acquire()
+        # The test's own.
+        connections[mortal.using].close()
+        with transaction.atomic(using=mortal.using), pytest.raises(LockTimeout, match="anew"):
+            mortal.lock(f"{key}:0", shared=True, timeout=0).acquire()
+        for lease, deadline in zip(leases, deadlines, strict=True):
+            again = mortal.lock(*lease.keys, timeout=10).acquire()
+            had = lease_now() - (time.time() - again.acquired_at.timestamp())
+            assert deadline < had + 0.001
             assert again.fencing_token > lease.fencing_token
             assert again.release()
+
+    def test_an_operator_need_not_wait_for_that(
+        self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
+    ) -> None:
+        lease = mortal.hold(key)
+        fresh_postgres.kill()
+        fresh_postgres.start()
+        assert [one.key for one in mortal.backend.force_release(key)] == [key]
+        assert mortal.hold(key).fencing_token > lease.fencing_token
+
+    def test_readers_from_before_a_restart_keep_a_writer_out(
+        self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
+    ) -> None:
+        short = mortal.hold(key, shared=True, ttl=1, renew=False)
+        long = mortal.hold(key, shared=True, ttl=2, renew=False)
+        long.extend()
+        deadline = long.deadline
+        fresh_postgres.kill()
+        fresh_postgres.start()
+        writer = mortal.lock(key, timeout=10).acquire()
+        had = lease_now() - (time.time() - writer.acquired_at.timestamp())
+        assert short.deadline < deadline < had + 0.001
+        assert writer.release()
 
     def test_sessions_kept_from_before_a_restart_are_no_trap(
         self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
@@ -102,7 +136,7 @@ class TestEndOfASession:
             lease.release()
         fresh_postgres.kill()
         fresh_postgres.start()
-        leases = [mortal.hold(f"{key}:{number}") for number in range(4)]
+        leases = [mortal.hold(f"{key}:new {number}") for number in range(4)]
         assert all(lease.release() for lease in leases)
 
 
@@ -283,7 +317,7 @@ class TestHolders:
         assert holder.activity["pid"] == session
         assert holder.activity["state"] == "idle"
         assert holder.activity["query_start"]
-        assert "application" in holder.activity
+        assert holder.activity["application"] == "distlocks"
 
     def test_a_lock_of_the_applications_own_is_named(
         self, store: AdvisoryStore, postgres_server: PostgresServer, key: str
