@@ -30,23 +30,21 @@ from ...waiting import MAX_SLEEP
 from ..base import BaseBackend, losses
 from ..database.channels import unavailable
 from .batch import Batch
+from .denials import Denials
 from .inside import Inside
 from .pool import Hold, Pool
 from .rows import Rows
-from .session import ANSWER_WITHIN, Broken, NoAnswer, Refused
+from .session import Broken, NoAnswer, Refused
 from .settings import Settings
-from .waiters import POLL_CAP, Waiters
+from .tries import Tries, grant_of
+from .waiters import Waiters
 from .wire import Wire
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-# So many of a key's holders are told of in a denial.
-TOLD_HOLDERS = 100
 # So many leases that have ended are remembered: a release that is sent twice is answered alike.
 REMEMBERED = 10_000
-# How often a try whose session breaks is made again beside those whose sessions were old.
-RESENDS = 1
 
 GONE = "the server has ended the session that had its lock, which may have been taken over"
 
@@ -117,7 +115,13 @@ class AdvisoryBackend(BaseBackend):
     def _waiters(self) -> Waiters:
         return Waiters(self._pool, self.rows)
 
-    # Acquire
+    @cached_property
+    def _denials(self) -> Denials:
+        return Denials(self.rows, self._public, self.settings.max_sessions)
+
+    @cached_property
+    def _tries(self) -> Tries:
+        return Tries(self._pool, self._wire, self.rows, self._denials, self.settings.max_waiting)
 
     def try_acquire(self, request: Request) -> Grant | Denial:
         # Whoever asks by the verbs may ask for what there is not.
@@ -129,7 +133,7 @@ class AdvisoryBackend(BaseBackend):
         try:
             if wrapper is not None:
                 return self._acquire_inside(wrapper, request)
-            return self._acquire(request)
+            return self._tries.acquire(request)
         except (DatabaseError, InterfaceError) as error:
             raise unavailable(self.using, error) from error
 
@@ -142,159 +146,19 @@ class AdvisoryBackend(BaseBackend):
     def _acquire_inside(self, wrapper: BaseDatabaseWrapper, request: Request) -> Grant | Denial:
         own = self._inside.own(wrapper, request)
         if own is not None:
-            return Denial(
-                key=own.key,
-                holders=self._told(own.key),
-                reason="This very transaction has it: a lock is not reentrant.",
-                can_wait=False,
-            )
+            return self._denials.of_itself(own)
         answer = self._inside.take(
             wrapper, request, lambda claim, pid: self.rows.note(claim, request, pid)
         )
         if isinstance(answer, Claim):
-            denial = self._denial(answer, request, queued=True)
-            if any(holder.cooling_down for holder in denial.holders):
-                return replace(denial, queued="")
-            self._inside.is_denied(wrapper, request, answer)
-            return denial
-        grant = self._grant(request, answer, inside=True)
+            denial = self._denials.of(answer, request, queued=True)
+            # What cools down is free, and cannot be had: there is nothing to stand in a queue for.
+            cools = any(holder.cooling_down for holder in denial.holders)
+            self._inside.is_denied(wrapper, request, None if cools else answer)
+            return replace(denial, queued="") if cools else denial
+        grant = grant_of(request, answer, inside=True)
         self._inside.keep(wrapper, grant)
         return grant
-
-    @staticmethod
-    def _grant(request: Request, taken: list[tuple[int, int]], *, inside: bool = False) -> Grant:
-        return Grant(
-            claims=request.claims,
-            owner_id=request.owner_id,
-            fencing_tokens=tuple([token for token, _ in taken]),
-            acquired_us=taken[0][1],
-            min_hold_us=request.min_hold_us,
-            in_transaction=inside,
-            ends_with_transaction=inside,
-        )
-
-    def _acquire(self, request: Request) -> Grant | Denial:
-        resends = RESENDS
-        while True:
-            hold = self._hold_for(request)
-            if hold is None:
-                return self._no_session(request)
-            with hold.mutex:
-                try:
-                    answer = self._acquire_by(hold, request)
-                except Broken as broken:
-                    # A session that was kept from before may have ended meanwhile; so may all.
-                    self._pool.end(hold, clean=False)
-                    if broken.in_doubt:
-                        if not resends:
-                            raise self._unavailable(broken) from broken
-                        resends -= 1
-                    continue
-                except (NoAnswer, Refused) as error:
-                    self._pool.end(hold, clean=False)
-                    raise self._unavailable(error) from error
-                except BaseException:
-                    # Interrupted in the middle: what the session has, nobody knows.
-                    self._pool.end(hold, clean=False)
-                    raise
-            if resends and isinstance(answer, Denial) and _is_in_own_way(answer, request):
-                # The session of an earlier try, of whose answer nobody has heard.
-                resends -= 1
-                self.rows.abandon(replace(request, min_hold_us=0))
-                continue
-            return answer
-
-    def _hold_for(self, request: Request) -> Hold | None:
-        hold = self._pool.hold_of(request.owner_id)
-        if hold is not None:
-            return hold
-        try:
-            session = self._pool.take()
-        except (DatabaseError, InterfaceError, Broken, NoAnswer, Refused) as error:
-            failure = self._unavailable(error)
-            # There was nobody to ask.
-            failure.in_doubt = False
-            raise failure from error
-        return None if session is None else self._pool.assign(session, request.owner_id)
-
-    def _acquire_by(self, hold: Hold, request: Request) -> Grant | Denial:
-        if hold.grant is not None:
-            # Sent again: it lasts from now on, if it does yet.
-            again = Extension(grant=hold.grant, ttl_us=request.ttl_us)
-            self._wire.begin_extension(hold, again)
-            if self._wire.end_extension(hold, again, ANSWER_WITHIN):
-                return hold.grant
-            raise Broken("it was freed by force", in_doubt=False)
-        if (waits_for := hold.waits_for) is not None:
-            if request.waits and not self._wire.look(hold):
-                return self._denial(waits_for, request, queued=True)
-            if hold.waits_for is not None:
-                self._wire.leave(hold)
-        taken: list[tuple[int, int]] = []
-        for claim in request.claims:
-            one = self._wire.take(hold, claim, request)
-            if one is None:
-                return self._denied(hold, claim, request)
-            taken.append(one)
-        hold.had = None
-        hold.grant = self._grant(request, taken)
-        return hold.grant
-
-    def _denied(self, hold: Hold, claim: Claim, request: Request) -> Denial:
-        """Give back what was got, and take a place in the server's queue if the asker is going to
-        wait."""
-        taken = request.claims[: request.claims.index(claim)]
-        self._wire.free(hold, taken)
-        denial = self._denial(claim, request, queued=False)
-        if (
-            not request.waits
-            # It is free, and kept from everybody: what comes out of the queue could not be had.
-            or any(holder.cooling_down for holder in denial.holders)
-            or self._pool.waiting > self.settings.max_waiting
-        ):
-            self._pool.end(hold, clean=True)
-            return denial
-        self._wire.queue(hold, claim)
-        return replace(denial, queued=request.owner_id)
-
-    def _denial(self, claim: Claim, request: Request, *, queued: bool) -> Denial:
-        holders = self._told(claim.key)
-        reason = ""
-        if not holders and (found := self.rows.locked_by(claim.key)):
-            pid, application, state = found[0]
-            reason = (
-                f"The server's process {pid} (application {application!r}, {state}) has the "
-                f"advisory lock with its number: it has just been granted, or is none of ours."
-            )
-        if any(holder.activity.get("before_restart") for holder in holders):
-            reason = (
-                "The server has been started anew, or another has taken its place: who had it may "
-                "not know that yet, until its lease ends."
-            )
-        remaining = max((holder.remaining for holder in holders), default=0.0)
-        if remaining <= 0 and (holders or reason):
-            # It lasts until a transaction ends, or nobody knows how long.
-            remaining = MAX_SLEEP
-        return Denial(
-            key=claim.key,
-            remaining=remaining,
-            holders=holders,
-            reason=reason,
-            queued=request.owner_id if queued and request.waits else "",
-        )
-
-    def _no_session(self, request: Request) -> Denial:
-        return Denial(
-            key=request.claims[0].key,
-            remaining=POLL_CAP,
-            reason=(
-                f"All {self.settings.max_sessions} sessions of this process are in use: raise "
-                f"OPTIONS['max_sessions'], and the server's max_connections with it."
-            ),
-        )
-
-    def _told(self, name: str) -> tuple[Holder, ...]:
-        return tuple(map(self._public, self.rows.on_key(name, TOLD_HOLDERS)))
 
     def _public(self, holder: Holder) -> Holder:
         assert isinstance(holder.key, str)
@@ -306,13 +170,14 @@ class AdvisoryBackend(BaseBackend):
     # Release
 
     def abandon(self, request: Request) -> None:
-        self._inside.abandon(request.owner_id)
+        inside = self._inside.abandon(request.owner_id)
         hold = self._pool.hold_of(request.owner_id)
         if hold is not None:
             with hold.mutex:
                 self._abandon(hold)
         try:
-            self.rows.abandon(request)
+            # A caller's session is the caller's.
+            self.rows.abandon(request, ending_sessions=not inside)
         finally:
             self._waiters.wake(request.keys)
 
@@ -454,7 +319,3 @@ class AdvisoryBackend(BaseBackend):
 
     async def await_(self, denial: Denial, until: float, attempt: int) -> None:
         await self._waiters.asleep(denial, until, attempt)
-
-
-def _is_in_own_way(denial: Denial, request: Request) -> bool:
-    return any(holder.owner_id == request.owner_id for holder in denial.holders)

@@ -67,6 +67,8 @@ class Inside:
     using: str
     _taken: dict[str, Taken] = field(default_factory=dict)
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    # Owner ids whose tries have not come to their end.
+    _asking: set[str] = field(default_factory=set)
 
     def wrapper(self) -> BaseDatabaseWrapper | None:
         """The caller's connection, if it is in a transaction that a lock can live in: one that
@@ -115,6 +117,7 @@ class Inside:
         `note` writes down a claim that was taken by the session with this process id; what it
         returns, the token and the moment, is what is returned for all. None: the key cools down.
         """
+        self._asking.add(request.owner_id)
         waiting = self._waiting.pop(request.owner_id, None)
         noted: list[tuple[int, int]] = []
         with wrapper.cursor() as cursor:
@@ -141,6 +144,7 @@ class Inside:
         """Note a grant until its lock ends."""
         taken = Taken(wrapper, grant)
         self._taken[grant.owner_id] = taken
+        self._asking.discard(grant.owner_id)
         end = _End(lambda: self._is_over(grant.owner_id, taken))
         # First in line, and dropped with the savepoints in which the lock is: called after the
         # COMMIT, finalised at a rollback to a savepoint before it, or of everything.
@@ -152,9 +156,12 @@ class Inside:
         taken.over = True
         self._taken.pop(owner_id, None)
 
-    def is_denied(self, wrapper: BaseDatabaseWrapper, request: Request, claim: Claim) -> None:
-        """Note what a request was denied, if its asker is going to wait."""
-        if request.waits:
+    def is_denied(
+        self, wrapper: BaseDatabaseWrapper, request: Request, claim: Claim | None
+    ) -> None:
+        """Note what a request was denied that its asker can wait for, if it is going to."""
+        self._asking.discard(request.owner_id)
+        if request.waits and claim is not None:
             self._waiting[request.owner_id] = _Waiting(wrapper, claim)
 
     def waits_for(self, owner_id: str) -> Claim | None:
@@ -199,12 +206,16 @@ class Inside:
         taken.released = True
         return True
 
-    def abandon(self, owner_id: str) -> None:
-        """Nobody will know of what the owner id has. It ends with the transaction."""
-        self._waiting.pop(owner_id, None)
+    def abandon(self, owner_id: str) -> bool:
+        """Nobody will know of what the owner id has. It ends with the transaction. Whether it has
+        asked inside of one."""
+        waiting = self._waiting.pop(owner_id, None)
         taken = self._taken.get(owner_id)
         if taken is not None:
             taken.released = True
+        inside = owner_id in self._asking or bool(waiting or taken)
+        self._asking.discard(owner_id)
+        return inside
 
     def why_over(self, owner_id: str) -> str:
         """Why the lock is had no more; '' while it is."""

@@ -136,8 +136,8 @@ class Rows:
                 )
             time.sleep(delay)
 
-    def abandon(self, request: Request) -> None:
-        """End the sessions that have something for the owner id, and its minimum hold."""
+    def abandon(self, request: Request, *, ending_sessions: bool = True) -> None:
+        """End the minimum hold of the owner id, and the sessions that have something for it."""
         params = {"names": array(row_names(request.claims, request.owner_id))}
         keys = {"names": array([claim.key for claim in request.claims])}
         shared = any(claim.mode == SHARED for claim in request.claims)
@@ -145,7 +145,8 @@ class Rows:
 
         def free(session: channels.Session) -> None:
             execute, texts = session.execute, self.texts
-            for number, pid in execute(texts.sessions_of, {**params, **owner}):
+            found = execute(texts.sessions_of, {**params, **owner}) if ending_sessions else []
+            for number, pid in found:
                 self._end_sessions(session, number, [pid])
             if request.min_hold_us:
                 execute(texts.forget, {**params, **owner})

@@ -23,6 +23,7 @@ ANSWER_WITHIN = 5.0
 SETTINGS = b"""
 SELECT set_config('lock_timeout', '0', false),
        set_config('statement_timeout', '0', false),
+       set_config('default_transaction_isolation', 'read committed', false),
        set_config('tcp_keepalives_idle', '0', false), set_config('tcp_user_timeout', '0', false),
        set_config('enable_seqscan', 'off', false),
        set_config('plan_cache_mode', 'force_generic_plan', false),

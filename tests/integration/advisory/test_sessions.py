@@ -19,6 +19,7 @@ from distlocks import (
     db_lock,
     signals,
 )
+from distlocks.backends.advisory import sql
 from distlocks.backends.advisory.sql import Raw, lock_id
 from distlocks.clock import lease_now
 from tests.integration.advisory.conftest import Way
@@ -105,6 +106,36 @@ class TestEndOfASession:
             assert deadline < had + 0.001
             assert again.fencing_token > lease.fencing_token
             assert again.release()
+
+    @pytest.mark.parametrize("trusted", [False, True], ids=["", "control"])
+    def test_who_is_cut_off_meanwhile_does_not_share_its_lock(
+        self,
+        way: Way,
+        mortal: AdvisoryStore,
+        fresh_postgres: PostgresServer,
+        key: str,
+        monkeypatch: pytest.MonkeyPatch,
+        trusted: bool,
+    ) -> None:
+        """It hears neither of the restart nor of its session's end. The control trusts the server,
+        which knows nothing of the lock."""
+        if trusted:
+            monkeypatch.setattr(sql, "HAUNTED", "false")
+            mortal.backend.close()
+            del mortal.advisory.rows.__dict__["texts"]
+        with FaultProxy(fresh_postgres.host, fresh_postgres.port) as proxy:
+            cut_off = way("cut_off", HOST=proxy.host, PORT=str(proxy.port), NAME="postgres")
+            lease = cut_off.hold(key, ttl=2)
+            proxy.mode = "blackhole"
+            fresh_postgres.kill()
+            fresh_postgres.start()
+            rival = mortal.lock(key, timeout=10).acquire()
+            had = lease_now() - (time.time() - rival.acquired_at.timestamp())
+            assert (had < lease.deadline) is trusted
+            assert rival.release()
+            proxy.mode = "pass"
+            proxy.cut()
+            eventually(lambda: lease.lost)
 
     def test_an_operator_need_not_wait_for_that(
         self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
