@@ -11,11 +11,13 @@ def run(env: Environment, quick: bool) -> list[Result]:
     rounds, cycles = (5, 100) if quick else (41, 400)
     contenders: dict[str, Cycle] = {
         "db_lock": lock("advisory"),
+        'db_lock, on_session_end "free"': lock("advisory_free"),
         "db_lock, DatabaseBackend": lock("default"),
     }
     notes = [
         "A cycle of pglock.advisory() writes nothing. Ours writes one row, which keeps the token "
-        "and tells who has the lock. The server here does not wait for its disk.",
+        "and tells who has the lock, and marks it when the lock is released; with on_session_end "
+        '"free" it does not mark it. The server here does not wait for its disk.',
     ]
     targets = []
     if env.has["pglock"]:

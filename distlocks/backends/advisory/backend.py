@@ -36,7 +36,7 @@ from .pool import Hold, Pool
 from .rows import Rows
 from .session import Broken, NoAnswer, Refused
 from .settings import Settings
-from .tries import Tries, grant_of
+from .tries import Tries, grant_of, is_free
 from .waiters import Waiters
 from .wire import Wire
 
@@ -52,17 +52,21 @@ GONE = "the server has ended the session that had its lock, which may have been 
 class AdvisoryBackend(BaseBackend):
     """Locks that PostgreSQL itself keeps: `pg_advisory_lock` and its kin.
 
-    Outside of transactions a lease pins a session of our own, a connection to the server: the lock
-    ends with the session, so a dead holder's lock is had at once; and the server ends the session
-    when nothing has been heard from it for the lease's ttl (`idle_session_timeout`), by its own
-    clock. The holder's deadline comes before that. Inside `atomic()` on the same database the lock
-    lives in the caller's transaction, on the caller's connection, and ends with it: there is no
-    lease that could run out.
+    Outside of transactions a lease pins a session of our own, a connection to the server. The
+    server ends it when nothing has been heard from it for the lease's ttl (`idle_session_timeout`),
+    by its own clock; the holder's deadline comes before that. A session may also end while its
+    holder lives and has not been told, and the server frees the lock at once. So a lease that was
+    not released is waited out. With OPTIONS `on_session_end` = "free" it is not, unless the server
+    was started anew: then a dead holder's lock is had at once, and so may be that of one that is
+    about to be told, or has left the network.
+
+    Inside `atomic()` on the same database the lock lives in the caller's transaction, on the
+    caller's connection, and ends with it: there is no lease that could run out.
 
     OPTIONS: `using`, the alias of a PostgreSQL database (default: "default"); `max_sessions`, how
     many sessions this process may have for leases and waiters (default: 32; half of them for
-    waiters, the rest of whom poll); `transactional`, whether locks taken inside `atomic()` live in
-    that transaction (default: True).
+    waiters, the rest of whom poll); `on_session_end`, "wait" (the default) or "free";
+    `transactional`, whether locks taken inside `atomic()` live in that transaction (default: True).
 
     Waiters with a session stand in the server's own queue, first come first served. The server
     knows a key by the first 64 bits of the SHA-256 of its name with the KEY_PREFIX: two keys that
@@ -73,7 +77,12 @@ class AdvisoryBackend(BaseBackend):
     supports_wakeups: ClassVar[bool] = True
     supports_shared: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
-    option_names: ClassVar[tuple[str, ...]] = ("using", "max_sessions", "transactional")
+    option_names: ClassVar[tuple[str, ...]] = (
+        "using",
+        "max_sessions",
+        "transactional",
+        "on_session_end",
+    )
 
     def __init__(self, alias: str, params: Params) -> None:
         super().__init__(alias, params)
@@ -94,7 +103,7 @@ class AdvisoryBackend(BaseBackend):
                 "The advisory backend of distlocks needs its table: add 'distlocks' to "
                 "INSTALLED_APPS and run 'manage.py migrate'."
             )
-        return Rows(self.using)
+        return Rows(self.using, waits_out=self.settings.waits_out)
 
     @cached_property
     def _wire(self) -> Wire:
@@ -153,7 +162,7 @@ class AdvisoryBackend(BaseBackend):
         if isinstance(answer, Claim):
             denial = self._denials.of(answer, request, queued=True)
             # What cools down is free, and cannot be had: there is nothing to stand in a queue for.
-            cools = any(holder.cooling_down for holder in denial.holders)
+            cools = is_free(denial)
             self._inside.is_denied(wrapper, request, None if cools else answer)
             return replace(denial, queued="") if cools else denial
         grant = grant_of(request, answer, inside=True)

@@ -32,10 +32,10 @@ class Denials:
                 f"The server's process {pid} (application {application!r}, {state}) has the "
                 f"advisory lock with its number: it has just been granted, or is none of ours."
             )
-        if any(holder.activity.get("before_restart") for holder in holders):
+        if any(holder.activity.get("unreleased") for holder in holders):
             reason = (
-                "The server has been started anew, or another has taken its place: who had it may "
-                "not know that yet, until its lease ends."
+                "The session that had it has ended and was not told to: its holder may not know "
+                "that, until the lease ends."
             )
         remaining = max((holder.remaining for holder in holders), default=0.0)
         if remaining <= 0 and (holders or reason):

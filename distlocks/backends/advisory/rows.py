@@ -50,12 +50,14 @@ class Rows:
     """Statements that need no session of their own: they go through one connection in autocommit,
     as those of the database backend do, whatever proxy there is."""
 
-    def __init__(self, using: str) -> None:
+    def __init__(self, using: str, *, waits_out: bool) -> None:
         self.using = using
+        self._waits_out = waits_out
 
     @cached_property
     def texts(self) -> Texts:
-        return Texts(connections[self.using].ops.quote_name("distlocks_advisorylock"))
+        table = connections[self.using].ops.quote_name("distlocks_advisorylock")
+        return Texts(table, waits_out=self._waits_out)
 
     @cached_property
     def channel(self) -> channels.OwnConnection:
@@ -78,9 +80,9 @@ class Rows:
         """Write down a claim that a caller's session has: its token, and when it was taken. None
         if the key cools down."""
         sql = self.texts.note_shared if claim.mode == SHARED else self.texts.note_exclusive
-        ((_, token, acquired_us),) = self.ask(
-            sql, {**claim_params(claim, request), "session": session}
-        )
+        # No lease is left behind by a transaction: it cannot commit what it did after its lock.
+        params = {**claim_params(claim, request), "session": session, "ttl": 0}
+        ((_, token, acquired_us),) = self.ask(sql, params)
         return None if token is None else (token, acquired_us)
 
     def holders(self, prefix: str, limit: int | None) -> list[Holder]:
@@ -116,7 +118,10 @@ class Rows:
                 # The token of all sharers is in the key's own row.
                 execute(texts.clear, {"name": name, "owner": "", "token": 0, "any": True})
             pids = [holder.activity["pid"] for holder in held if "pid" in holder.activity]
-            self._end_sessions(session, lock_id(name), pids)
+            if pids:
+                owners = array([holder.owner_id for holder in held])
+                execute(texts.clear_sessions, {"sessions": array(pids), "owners": owners})
+                self._end_sessions(session, lock_id(name), pids)
             return held
 
         return self.run(free)

@@ -11,6 +11,7 @@ from django.db import connections
 from ...conf import InvalidSetting
 
 DEFAULT_MAX_SESSIONS = 32
+ON_SESSION_END = ("wait", "free")
 # As many processes of servers' default max_connections as one would want.
 MOST_SESSIONS = 10_000
 
@@ -36,6 +37,16 @@ class Settings:
                 33,
                 f"{where}['transactional'] must be True or False, not {self.transactional!r}.",
                 "False has locks taken inside atomic() live in sessions of their own, too.",
+            )
+
+        # Is a lease waited out whose session has ended and that was not released?
+        on_session_end = options.get("on_session_end", "wait")
+        self.waits_out: bool = on_session_end == "wait"
+        if on_session_end not in ON_SESSION_END:
+            raise InvalidSetting(
+                35,
+                f"{where}['on_session_end'] = {on_session_end!r} is not known.",
+                "'wait' waits out the lease of who may not know yet, 'free' frees its key at once.",
             )
 
     @property

@@ -22,8 +22,14 @@ LOCKS = """
 
 # Which server this is: one that was started again, or has taken the other's place, has no locks.
 STARTED = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint"
-# Who had a key at a server that is no more may believe in its lease until that ends.
-HAUNTED = "({r}.incarnation <> {started} AND {r}.expires_at > {us})"
+# A lease that was neither released nor has run out, and whose lock is free: whose session has ended
+# without it. Its holder may believe in it until it runs out. Waited out or, where the end of a
+# session is to free its locks at once, only if the server was started anew: then nothing has told
+# the holder for sure.
+UNRELEASED = "{r}.expires_at > {us}"
+BEFORE_RESTART = "({r}.incarnation <> {started} AND {r}.expires_at > {us})"
+# Sharers go with those who have it yet.
+NOT_SHARED = "({haunted} AND {r}.owner_id <> '')"
 
 # What the lock is called for: tried, or had already by a wait.
 TRY_EXCLUSIVE = "pg_try_advisory_lock(%(id)s::bigint)"
@@ -58,7 +64,8 @@ taken AS (
              excluded.session, excluded.incarnation, excluded.host, excluded.pid,
              excluded.thread, excluded.label, excluded.metadata
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE greatest(l.cools_until, l.shared_until) <= {us} AND NOT {haunted}
+    WHERE greatest(l.cools_until, l.shared_until) <= {us}
+      AND NOT ({haunted} AND l.owner_id <> %(owner)s::text)
   RETURNING fencing_token, acquired_at)
 SELECT got, fencing_token, acquired_at{idle} FROM had LEFT JOIN taken ON true
 """
@@ -86,7 +93,7 @@ taken AS (
                   THEN greatest(l.shared_until, n + %(min_hold)s::bigint)
                   ELSE l.shared_until END
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE l.cools_until <= {us} AND NOT {haunted}
+    WHERE l.cools_until <= {us} AND NOT {haunted_for_sharers}
   RETURNING fencing_token),
 sharer AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
@@ -124,18 +131,39 @@ shared AS (
 SELECT {ours}, (SELECT count(*) FROM extended),
        CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, false) END
 """
-# Invariant: a session has the locks of one lease and no others. Rows stay as they are: who has a
-# key is told by the locks, and a minimum hold by the row.
+# Invariant: a session has the locks of one lease and no others. Rows stay, for who has a key is
+# told by the locks, and a minimum hold by the row.
 RELEASE = """
 SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
        CASE WHEN {ours} THEN set_config('idle_session_timeout', '0', false) END
 """
-# Invariant: as RELEASE; the rows of a sharer go with it, unless they keep the key from others yet.
+# The server need not wait for its disk: what is lost of this keeps a key for a lease longer.
+LAZILY = "lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
+# Invariant: as RELEASE; and who comes next finds the lease released: it waits for this statement's
+# end at the row, whenever in it the lock comes free.
+RELEASE_MARKED = """
+WITH {lazily},
+marked AS (
+  UPDATE {t} AS l SET expires_at = 0 FROM lazily
+  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours})
+SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
+       CASE WHEN {ours} THEN set_config('idle_session_timeout', '0', false) END
+"""
+# Invariant: as RELEASE_MARKED, with the rows of the keys themselves given by name; the rows of a
+# sharer go, unless they keep the key from others yet, and the key's says when the last lease ends.
 RELEASE_SHARED = """
-WITH gone AS (
+WITH {lazily},
+gone AS (
   DELETE FROM {t}
   WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND cools_until <= {us}
-    AND {ours})
+    AND {ours}),
+ended AS (
+  UPDATE {t} AS l SET expires_at = coalesce((
+    SELECT max(s.expires_at) FROM {t} AS s
+    WHERE s.name > l.name || chr(30) AND starts_with(s.name, l.name || chr(30))
+      AND s.owner_id <> %(owner)s::text), 0)
+  FROM lazily
+  WHERE l.name = ANY(%(keys)s::text[]) AND l.owner_id IN ('', %(owner)s::text) AND {ours})
 SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
        CASE WHEN {ours} THEN set_config('idle_session_timeout', '0', false) END
 """
@@ -148,17 +176,16 @@ SELECT CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, 
 
 HOLDER_COLUMNS = """
   r.name, CASE WHEN k.pid IS NULL THEN '' ELSE r.owner_id END, r.fencing_token, r.acquired_at,
-  greatest(r.cools_until,
-           CASE WHEN k.pid IS NOT NULL OR r.incarnation <> {started} THEN r.expires_at END) - {us},
+  greatest(r.cools_until, CASE WHEN k.pid IS NOT NULL OR {haunted} THEN r.expires_at END) - {us},
   r.host, r.pid,
   r.thread, r.label, r.metadata,
   jsonb_build_object('pid', a.pid, 'state', a.state, 'query_start', a.query_start,
                      'state_change', a.state_change, 'application', a.application_name,
-                     'before_restart', k.pid IS NULL AND {haunted})
+                     'unreleased', k.pid IS NULL AND {haunted} AND r.cools_until < r.expires_at)
 """
 # Invariant: who has a key is who has its lock now, by the server's own list; a row whose session
-# has not counts only while its minimum hold keeps the key, or while its holder may not know that
-# the server was started anew.
+# has not counts only while its minimum hold keeps the key, or while its holder may not know that it
+# has lost it.
 HOLDERS = """
 WITH locks AS MATERIALIZED ({locks})
 SELECT {columns}
@@ -194,6 +221,11 @@ CLEAR = """
 UPDATE {t} SET owner_id = '', fencing_token = fencing_token + 1, cools_until = 0, expires_at = 0,
                shared_until = 0
 WHERE name = %(name)s AND ((owner_id = %(owner)s AND fencing_token = %(token)s) OR %(any)s)
+"""
+# What else those sessions have, ends with them.
+CLEAR_SESSIONS = """
+UPDATE {t} SET expires_at = 0
+WHERE session = ANY(%(sessions)s::int[]) AND owner_id = ANY(%(owners)s::text[])
 """
 # Invariant: a session is ended only while it has the lock.
 END_SESSIONS = """
@@ -260,13 +292,19 @@ def lock_id(name: str) -> int:
 
 
 class Texts:
-    """All statements, for one table."""
+    """All statements, for one table; `waits_out` for leases whose sessions have ended."""
 
-    def __init__(self, table: str) -> None:
-        names = {"t": table, "us": US, "locks": LOCKS, "started": STARTED}
-        haunted = HAUNTED.format(r="l", started=STARTED, us=US)
-        names |= {"haunted": haunted}
-        listed = {**names, "haunted": HAUNTED.format(r="r", started=STARTED, us=US)}
+    def __init__(self, table: str, *, waits_out: bool) -> None:
+        rule = UNRELEASED if waits_out else BEFORE_RESTART
+        names = {"t": table, "us": US, "locks": LOCKS, "started": STARTED, "lazily": LAZILY}
+        haunted = rule.format(**names, r="l")
+        names |= {
+            "haunted": haunted,
+            "haunted_for_sharers": NOT_SHARED.format(haunted=haunted, r="l"),
+        }
+        haunted = rule.format(**names, r="r")
+        # The row that sums sharers up is none of theirs.
+        listed = {**names, "haunted": NOT_SHARED.format(haunted=haunted, r="r")}
 
         def asked(sql: str, *, take: str = "", idle: str = IDLE) -> Raw:
             return Raw(sql.format(**names, ours=OURS, take=take, idle=idle))
@@ -276,7 +314,8 @@ class Texts:
         self.shared = asked(SHARED, take=TRY_SHARED)
         self.shared_had = asked(SHARED, take=HAD)
         self.extend = asked(EXTEND)
-        self.release = asked(RELEASE)
+        self.free = asked(RELEASE)
+        self.release = asked(RELEASE_MARKED if waits_out else RELEASE)
         self.release_shared = asked(RELEASE_SHARED)
         self.wait_exclusive = Raw(WAIT.format(ours=OURS, lock="pg_advisory_lock"))
         self.wait_shared = Raw(WAIT.format(ours=OURS, lock="pg_advisory_lock_shared"))
@@ -287,8 +326,9 @@ class Texts:
         self.holders = HOLDERS.format(**listed, columns=columns, only="")
         self.on_key = HOLDERS.format(**listed, columns=columns, only=ONLY)
         self.locked_by = LOCKED_BY.format(**names)
-        self.is_taken = IS_TAKEN.format(**listed)
+        self.is_taken = IS_TAKEN.format(**{**names, "haunted": haunted})
         self.clear = CLEAR.format(**names)
+        self.clear_sessions = CLEAR_SESSIONS.format(**names)
         self.end_sessions = END_SESSIONS.format(**names)
         self.have_lock = HAVE_LOCK.format(**names)
         self.sessions_of = SESSIONS_OF.format(**names)

@@ -90,7 +90,12 @@ class Tries:
             if request.waits and not self._wire.look(hold):
                 return self._denials.of(waits_for, request, queued=True)
             if hold.waits_for is not None:
-                self._wire.leave(hold)
+                try:
+                    self._wire.leave(hold)
+                except NoAnswer:
+                    # Closed, its session leaves the queue as soon as the server looks.
+                    self._pool.end(hold, clean=False)
+                    return self._denials.of(waits_for, request)
         taken: list[tuple[int, int]] = []
         for claim in request.claims:
             one = self._wire.take(hold, claim, request)
@@ -110,13 +115,18 @@ class Tries:
         if (
             not request.waits
             # It is free, and kept from everybody: what comes out of the queue could not be had.
-            or any(holder.cooling_down for holder in denial.holders)
+            or is_free(denial)
             or self._pool.waiting > self._max_waiting
         ):
             self._pool.end(hold, clean=True)
             return denial
         self._wire.queue(hold, claim)
         return replace(denial, queued=request.owner_id)
+
+
+def is_free(denial: Denial) -> bool:
+    """Whether nobody has what is denied, and only those who had it keep it from others yet."""
+    return bool(denial.holders) and all(holder.cooling_down for holder in denial.holders)
 
 
 def grant_of(request: Request, taken: list[tuple[int, int]], *, inside: bool = False) -> Grant:

@@ -10,7 +10,7 @@ from .pool import Hold
 from .proxies import explain
 from .rows import Rows, claim_params, row_names
 from .session import Param, Refused, array
-from .sql import lock_id
+from .sql import OF, lock_id
 
 # Milliseconds for which the server keeps a lock for who waited for it and has not said yet that it
 # lives: time for the try that follows a wait.
@@ -46,13 +46,16 @@ class Wire:
         """Have the session give up all its locks, and the rows of these claims, where they have
         their own; False if it is not the one that has them."""
         hold.had = None
-        raw = self._rows.texts.release
-        params: dict[str, Param] = {"session": hold.session.pid}
+        texts = self._rows.texts
+        raw = texts.free
+        params: dict[str, Param] = {"session": hold.session.pid, "owner": hold.owner_id}
         if any(claim.mode == SHARED for claim in claims):
-            raw = self._rows.texts.release_shared
-            shared = [claim for claim in claims if claim.mode == SHARED]
-            names = array(row_names(shared, hold.owner_id))
-            params = {**params, "names": names, "owner": hold.owner_id}
+            raw = texts.release_shared
+            params["names"] = array([n for n in row_names(claims, hold.owner_id) if OF in n])
+            params["keys"] = array([claim.key for claim in claims])
+        elif claims:
+            raw = texts.release
+            params["names"] = array([claim.key for claim in claims])
         ((freed, _),) = hold.session.ask(raw, params)
         return freed is not None
 

@@ -69,23 +69,40 @@ class TestEndOfASession:
         with pytest.raises(ZeroDivisionError), store.lock(key, timeout=0) as lease:
             work(lease)
 
-    def test_a_killed_holders_lock_is_had_at_once(
-        self, store: AdvisoryStore, key: str, spawn: Spawner, start: Start
+    @pytest.mark.parametrize("ends", ["wait", "free"])
+    def test_a_killed_holders_lock_is_had_as_its_lease_ends_or_at_once_if_that_is_wished(
+        self, way: Way, key: str, spawn: Spawner, start: Start, ends: str
     ) -> None:
-        holder = spawn(roles.hold, store.alias, key)
+        store = way("ending", options={"on_session_end": ends})
+        ttl = 1.5 if ends == "wait" else 20
+        holder = spawn(roles.hold, "advisory", key, ttl=ttl)
         holder.readline()
         waiter = start(store.lock(key, timeout=20).acquire)
         store.eventually_waiting(key, 1)
         holder.kill()
         killed = lease_now()
         assert waiter.result(10).release()
-        assert lease_now() - killed < AT_ONCE
+        assert lease_now() - killed < (ttl if ends == "wait" else 0) + AT_ONCE
+
+    def test_who_has_not_been_told_does_not_share_its_lock(
+        self, store: AdvisoryStore, proxied: AdvisoryStore, proxy: FaultProxy, key: str, way: Way
+    ) -> None:
+        """The server has ended the session of a holder that is cut off. The control frees it."""
+        lease = proxied.hold(key, ttl=2)
+        proxy.mode = "blackhole"
+        store.end_sessions(key)
+        with pytest.raises(LockTimeout, match="may not know"):
+            store.lock(key, timeout=0).acquire()
+        control = way("control", options={"on_session_end": "free"})
+        assert control.lock(key, timeout=0).acquire().release()
+        assert not lease.lost
 
     def test_a_restart_of_the_server_ends_all_and_the_next_grant_is_a_later_one(
         self, mortal: AdvisoryStore, fresh_postgres: PostgresServer, key: str
     ) -> None:
-        """Nobody gets in before the lease would have ended: its holder may not know, as when
-        another server has taken the place of one that has left the network."""
+        """Nobody gets in before the lease would have ended; what was released is free."""
+        # What comes after makes sure that it is on the server's disk.
+        mortal.hold(f"{key}:free").release()
         leases = [mortal.hold(f"{key}:{number}", ttl=2) for number in range(3)]
         deadlines = [lease.deadline for lease in leases]
         fresh_postgres.kill()
@@ -94,11 +111,12 @@ class TestEndOfASession:
         with pytest.raises(BackendUnavailable):
             mortal.lock(key, timeout=0).acquire()
         fresh_postgres.start()
-        with pytest.raises(LockTimeout, match="started anew"):
+        assert mortal.hold(f"{key}:free").release()
+        with pytest.raises(LockTimeout, match="may not know"):
             mortal.lock(f"{key}:0", timeout=0).acquire()
         # The test's own.
         connections[mortal.using].close()
-        with transaction.atomic(using=mortal.using), pytest.raises(LockTimeout, match="anew"):
+        with transaction.atomic(using=mortal.using), pytest.raises(LockTimeout, match="not know"):
             mortal.lock(f"{key}:0", shared=True, timeout=0).acquire()
         for lease, deadline in zip(leases, deadlines, strict=True):
             again = mortal.lock(*lease.keys, timeout=10).acquire()
@@ -108,7 +126,7 @@ class TestEndOfASession:
             assert again.release()
 
     @pytest.mark.parametrize("trusted", [False, True], ids=["", "control"])
-    def test_who_is_cut_off_meanwhile_does_not_share_its_lock(
+    def test_also_where_a_sessions_end_frees_its_locks_no_restart_does(
         self,
         way: Way,
         mortal: AdvisoryStore,
@@ -117,19 +135,19 @@ class TestEndOfASession:
         monkeypatch: pytest.MonkeyPatch,
         trusted: bool,
     ) -> None:
-        """It hears neither of the restart nor of its session's end. The control trusts the server,
-        which knows nothing of the lock."""
+        """As when another server takes the place of one that is cut off, together with its clients.
+        The control trusts the server, which knows nothing of the lock."""
         if trusted:
-            monkeypatch.setattr(sql, "HAUNTED", "false")
-            mortal.backend.close()
-            del mortal.advisory.rows.__dict__["texts"]
+            monkeypatch.setattr(sql, "BEFORE_RESTART", "false")
+        place = {"HOST": fresh_postgres.host, "PORT": str(fresh_postgres.port), "NAME": "postgres"}
+        free = way("free", options={"on_session_end": "free"}, **place)
         with FaultProxy(fresh_postgres.host, fresh_postgres.port) as proxy:
-            cut_off = way("cut_off", HOST=proxy.host, PORT=str(proxy.port), NAME="postgres")
-            lease = cut_off.hold(key, ttl=2)
+            place = {"HOST": proxy.host, "PORT": str(proxy.port), "NAME": "postgres"}
+            lease = way("cut_off", **place).hold(key, ttl=2)
             proxy.mode = "blackhole"
             fresh_postgres.kill()
             fresh_postgres.start()
-            rival = mortal.lock(key, timeout=10).acquire()
+            rival = free.lock(key, timeout=10).acquire()
             had = lease_now() - (time.time() - rival.acquired_at.timestamp())
             assert (had < lease.deadline) is trusted
             assert rival.release()

@@ -33,6 +33,7 @@ def configured(**options: Any) -> override_settings:
         ({"max_sessions": 0}, "distlocks.E032", "from 1 to"),
         ({"max_sessions": True}, "distlocks.E032", "from 1 to"),
         ({"max_sessions": "10"}, "distlocks.E032", "a session of the server's"),
+        ({"on_session_end": "later"}, "distlocks.E035", "waits out the lease"),
         ({"transactional": 1}, "distlocks.E033", "True or False"),
         ({"dialect": "auto"}, "distlocks.E010", "max_sessions"),
     ],

@@ -84,8 +84,6 @@ class Store:
     reports_the_dead = True
     # Does force_release() take from a holder of several keys the one key only?
     frees_single_keys = True
-    # Is what a process held that was killed free before its lease ends?
-    frees_the_dead_at_once = False
     # How many leases a process may have at once.
     most_leases = 1000
 

@@ -35,9 +35,7 @@ class TestKilledHolder:
         assert not in_thread.done()
         assert not on_loop.done()
         child.kill()
-        if not store.frees_the_dead_at_once:
-            expires_at = store.row(a).expires_at
-            assert expires_at <= now_us() + 2 * SECOND, "a renewal never makes it immortal"
+        assert store.row(a).expires_at <= now_us() + 2 * SECOND, "a renewal never makes it immortal"
         for waiter in (in_thread, on_loop):
             lease = waiter.result(10)
             assert lease.release() is True
