@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, InterfaceError
@@ -29,6 +30,7 @@ from ...exceptions import BackendUnavailable
 from ...waiting import MAX_SLEEP
 from ..base import BaseBackend, losses
 from ..database.channels import unavailable
+from ..database.connected import under_test_runner
 from .batch import Batch
 from .denials import Denials
 from .inside import Inside
@@ -47,6 +49,27 @@ if TYPE_CHECKING:
 REMEMBERED = 10_000
 
 GONE = "the server has ended the session that had its lock, which may have been taken over"
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def tidily(
+    verb: Callable[Concatenate[AdvisoryBackend, P], R],
+) -> Callable[Concatenate[AdvisoryBackend, P], R]:
+    """Under a test runner, keep no connection open after `verb` that would stop it from dropping
+    the database: a test may have forgotten a lease."""
+
+    @functools.wraps(verb)
+    def tidy(backend: AdvisoryBackend, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return verb(backend, *args, **kwargs)
+        finally:
+            if under_test_runner() and not backend._pool.in_use:
+                backend._pool.close_free()
+                backend.rows.close()
+
+    return tidy
 
 
 class AdvisoryBackend(BaseBackend):
@@ -132,6 +155,7 @@ class AdvisoryBackend(BaseBackend):
     def _tries(self) -> Tries:
         return Tries(self._pool, self._wire, self.rows, self._denials, self.settings.max_waiting)
 
+    @tidily
     def try_acquire(self, request: Request) -> Grant | Denial:
         # Whoever asks by the verbs may ask for what there is not.
         self.checked(request.claims)
@@ -178,6 +202,7 @@ class AdvisoryBackend(BaseBackend):
 
     # Release
 
+    @tidily
     def abandon(self, request: Request) -> None:
         inside = self._inside.abandon(request.owner_id)
         hold = self._pool.hold_of(request.owner_id)
@@ -203,6 +228,7 @@ class AdvisoryBackend(BaseBackend):
         finally:
             self._pool.end(hold, clean=clean)
 
+    @tidily
     def release(self, grant: Grant) -> bool:
         if grant.ends_with_transaction:
             return self._inside.release(grant)
@@ -260,6 +286,7 @@ class AdvisoryBackend(BaseBackend):
             tell(hold.owner_id, GONE)
         self._waiters.wake(hold.grant.keys if hold.grant else ())
 
+    @tidily
     def force_release(self, key: str) -> list[Holder]:
         name = self.prefix + key
         held = self.rows.force_release(name)
@@ -293,6 +320,7 @@ class AdvisoryBackend(BaseBackend):
 
     # Housekeeping
 
+    @tidily
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         return [self._public(one) for one in self.rows.holders(self.prefix + prefix, limit)]
 

@@ -11,7 +11,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
 from ...claims import Claim, Grant
-from ..database.connected import under_test_runner
 from .proxies import refuse_pooled
 from .session import Session
 from .sql import Raw
@@ -33,6 +32,8 @@ class Hold:
     waits_for: Claim | None = None
     # Has the lock of this claim by a wait, and is about to say so.
     had: Claim | None = None
+    # Has its session any lock, for all we know?
+    locked: bool = False
     # One verb at a time.
     mutex: threading.RLock = field(default_factory=threading.RLock)
 
@@ -139,9 +140,8 @@ class Pool:
         old: list[Session] = []
         with self._mutex:
             self._between -= 1
-            # Under a test runner, an open session keeps the database from being dropped.
-            if self._closing or (under_test_runner() and not (self._holds or self._between)):
-                old, self._free = [session, *self._free], []
+            if self._closing:
+                old.append(session)
             else:
                 self._free.append(session)
                 while now - self._free[0].idle_since > IDLE_AFTER:
@@ -171,8 +171,17 @@ class Pool:
 
     def close(self) -> None:
         """Close the free sessions, and the others when their leases have been released."""
+        self._closing = True
+        self.close_free()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any session is used for anything."""
+        return bool(self._holds or self._between)
+
+    def close_free(self) -> None:
+        """Close the sessions that nobody uses."""
         with self._mutex:
-            self._closing = True
             free, self._free = self._free, []
         for session in free:
             self._close(session)

@@ -109,8 +109,8 @@ class Tries:
     def _denied(self, hold: Hold, claim: Claim, request: Request) -> Denial:
         """Give back what was got, and take a place in the server's queue if the asker is going to
         wait."""
-        taken = request.claims[: request.claims.index(claim)]
-        self._wire.free(hold, taken)
+        if hold.locked:
+            self._wire.free(hold, request.claims[: request.claims.index(claim)])
         denial = self._denials.of(claim, request)
         if (
             not request.waits

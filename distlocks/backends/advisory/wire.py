@@ -40,6 +40,7 @@ class Wire:
         if got is None:
             # It has come to another session than ours.
             raise NotSupported(explain(self._rows.using))
+        hold.locked = hold.locked or got == b"t"
         return None if token is None else (int(token), int(acquired_us or 0))
 
     def free(self, hold: Hold, claims: Sequence[Claim] = ()) -> bool:
@@ -57,6 +58,7 @@ class Wire:
             raw = texts.release
             params["names"] = array([claim.key for claim in claims])
         ((freed, _),) = hold.session.ask(raw, params)
+        hold.locked = False
         return freed is not None
 
     def queue(self, hold: Hold, claim: Claim) -> None:
@@ -91,6 +93,7 @@ class Wire:
             return
         had = bool(rows) and rows[0][0] is not None
         hold.had, hold.waits_for = hold.waits_for if had else None, None
+        hold.locked = had
 
     def begin_extension(self, hold: Hold, extension: Extension) -> None:
         """Ask for it, and for no answer yet. Where an answer is due from before, it has to be there

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
 
-from distlocks import Lease, LeaseLost, LockTimeout, StaleToken
+from distlocks import Lease, LeaseLost, LockTimeout, StaleToken, db_lock, locks
 from distlocks.clock import lease_now
 from tests.integration.advisory.conftest import Way
 from tests.integration.contract.advisory_stores import AdvisoryStore
@@ -378,3 +378,32 @@ def test_a_transaction_that_waits_for_two_keys_in_a_circle_comes_out_of_it(
     both = [start(take, a, b), start(take, b, a)]
     found = [one.result(20) for one in both]
     assert not all(found), "neither could have both before the other ended"
+
+
+@pytest.mark.django_db(databases=["default", "postgres"])
+class TestInATestCase:
+    """Locks have sessions there, whose end is that of the blocks inside the test."""
+
+    def lock(self, key: str, **options: Any) -> db_lock:
+        return db_lock(key, backend="advisory", **{"timeout": 0, **options})
+
+    def test_a_block_and_a_transaction_of_its_own(self, key: str) -> None:
+        with self.lock(key) as lease:
+            assert self.lock(key).try_acquire() is None
+        assert not lease.lost
+        with transaction.atomic(using="postgres"):
+            with self.lock(key):
+                pass
+            assert self.lock(key).try_acquire() is None
+        again = self.lock(key).acquire()
+        assert again.fencing_token > lease.fencing_token
+        assert again.release()
+
+    def test_no_connection_is_left_that_would_keep_the_database(self, key: str) -> None:
+        with self.lock(key):
+            pass
+        with pytest.raises(LockTimeout), self.lock(key), self.lock(key):
+            pytest.fail("the body ran")
+        backend: Any = locks["advisory"]
+        assert backend._pool._free == []
+        assert backend.rows.channel._wrapper is None
