@@ -15,7 +15,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ... import clock
 from ...claims import (
-    Claim,
     Denial,
     Extended,
     Extension,
@@ -35,10 +34,10 @@ from .batch import Batch
 from .denials import Denials
 from .inside import Inside
 from .pool import Hold, Pool
-from .rows import Rows
+from .rows import Missed, Rows
 from .session import Broken, NoAnswer, Refused
 from .settings import Settings
-from .tries import Tries, grant_of, is_free
+from .tries import Tries, grant_of
 from .waiters import Waiters
 from .wire import Wire
 
@@ -183,12 +182,10 @@ class AdvisoryBackend(BaseBackend):
         answer = self._inside.take(
             wrapper, request, lambda claim, pid: self.rows.note(claim, request, pid)
         )
-        if isinstance(answer, Claim):
-            denial = self._denials.of(answer, request, queued=True)
-            # What cools down is free, and cannot be had: there is nothing to stand in a queue for.
-            cools = is_free(denial)
-            self._inside.is_denied(wrapper, request, None if cools else answer)
-            return replace(denial, queued="") if cools else denial
+        if isinstance(answer, Missed):
+            # For what cools down there is nothing to stand in a queue.
+            self._inside.is_denied(wrapper, request, None if answer.cools else answer.claim)
+            return self._denials.of(answer.claim, request, queued=not answer.cools)
         grant = grant_of(request, answer, inside=True)
         self._inside.keep(wrapper, grant)
         return grant

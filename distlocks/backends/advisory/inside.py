@@ -14,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ...claims import SHARED, Claim, Grant, Request
 from ..database.channels import error_code
 from ..database.connected import in_testcase
+from .rows import Missed
 from .sql import lock_id
 
 # What is rolled back when a try fails: a lock taken after a savepoint ends with the way back to it.
@@ -111,7 +112,7 @@ class Inside:
         wrapper: BaseDatabaseWrapper,
         request: Request,
         note: Callable[[Claim, int], tuple[int, int] | None],
-    ) -> Claim | list[tuple[int, int]]:
+    ) -> Missed | list[tuple[int, int]]:
         """Take all claims, or none and tell which could not be had.
 
         `note` writes down a claim that was taken by the session with this process id; what it
@@ -131,7 +132,7 @@ class Inside:
                     one = note(claim, session) if had else None
                     if one is None:
                         self._back(cursor)
-                        return claim
+                        return Missed(claim, cools=had)
                     noted.append(one)
                 cursor.execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
             except BaseException:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -23,6 +23,16 @@ T = TypeVar("T")
 
 # Seconds within which the server ends sessions.
 ENDED_WITHIN = 5.0
+
+
+class Missed(NamedTuple):
+    """A claim that could not be had: somebody has it, or it cools down, free and kept from all.
+
+    Known from the try itself: what is listed a moment later may be neither any more.
+    """
+
+    claim: Claim
+    cools: bool
 
 
 def claim_params(claim: Claim, request: Request) -> dict[str, Param]:

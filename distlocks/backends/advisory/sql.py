@@ -28,8 +28,6 @@ STARTED = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint"
 # the holder for sure.
 UNRELEASED = "{r}.expires_at > {us}"
 BEFORE_RESTART = "({r}.incarnation <> {started} AND {r}.expires_at > {us})"
-# Sharers go with those who have it yet.
-NOT_SHARED = "({haunted} AND {r}.owner_id <> '')"
 
 # What the lock is called for: tried, or had already by a wait.
 TRY_EXCLUSIVE = "pg_try_advisory_lock(%(id)s::bigint)"
@@ -42,11 +40,17 @@ OURS = "pg_backend_pid() = %(session)s::int"
 # Invariant: the row is written only after the lock is had (it reads from `had`), by one reading of
 # the clock after that, so tokens grow in the order of the grants. An update that finds the row
 # changed since the statement began decides by its newest version. The lock is taken at most once,
-# and only by the session that is meant. The session's end by idleness is what ends the lease: it
-# begins to count when this statement is over.
+# and only by the session that is meant. Rows of sharers count as they are once they can be locked:
+# one whose release is under way is gone then. The session's end by idleness is what ends the lease:
+# it begins to count when this statement is over.
 EXCLUSIVE = """
 WITH had AS MATERIALIZED (
   SELECT CASE WHEN {ours} THEN {take} END AS got),
+sharers AS MATERIALIZED (
+  SELECT 1 FROM had, {t} AS s
+  WHERE had.got AND s.name > %(name)s::text || chr(30) AND s.name < %(name)s::text || chr(31)
+    AND {haunted_by_sharer}
+  FOR UPDATE OF s),
 taken AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
                         shared_until, lock_id, session, incarnation, host, pid, thread, label,
@@ -55,7 +59,7 @@ taken AS (
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
          0, %(id)s::bigint, %(session)s::int, {started}, %(host)s::text, %(pid)s::bigint,
          %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
-  FROM (SELECT {us} AS n FROM had WHERE got OFFSET 0) AS clock
+  FROM (SELECT {us} AS n FROM had WHERE got AND NOT EXISTS (SELECT FROM sharers) OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
     (owner_id, fencing_token, acquired_at, expires_at, cools_until,
      session, incarnation, host, pid, thread, label, metadata) = (
@@ -79,21 +83,18 @@ taken AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
                         shared_until, lock_id, session, incarnation, host, pid, thread, label,
                         metadata)
-  SELECT %(name)s::text, '', n, n, n + %(ttl)s::bigint, 0,
+  SELECT %(name)s::text, '', n, n, 0, 0,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
          %(id)s::bigint, 0, {started}, '', 0, '', '', '{{}}'
   FROM (SELECT {us} AS n FROM had WHERE got OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
     (owner_id, fencing_token, expires_at, incarnation, shared_until) = (
-      SELECT '', greatest(l.fencing_token + 1, n),
-             CASE WHEN l.owner_id = '' AND l.incarnation = excluded.incarnation
-                  THEN greatest(l.expires_at, n + %(ttl)s::bigint) ELSE n + %(ttl)s::bigint END,
-             excluded.incarnation,
+      SELECT '', greatest(l.fencing_token + 1, n), 0, excluded.incarnation,
              CASE WHEN %(min_hold)s::bigint > 0
                   THEN greatest(l.shared_until, n + %(min_hold)s::bigint)
                   ELSE l.shared_until END
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE l.cools_until <= {us} AND NOT {haunted_for_sharers}
+    WHERE l.cools_until <= {us} AND NOT {haunted}
   RETURNING fencing_token),
 sharer AS (
   INSERT INTO {t} AS l (name, owner_id, fencing_token, acquired_at, expires_at, cools_until,
@@ -117,17 +118,12 @@ IDLE = """, CASE WHEN fencing_token IS NOT NULL
             THEN set_config('idle_session_timeout', %(idle)s::text, false) END"""
 
 # Invariant: a lease is extended only by the session that has its locks, whose idleness is counted
-# anew from here; a row that is not the owner's any more was freed by force. The key's own row says
-# when the last of its sharers' leases ends.
+# anew from here; a row that is not the owner's any more was freed by force.
 EXTEND = """
 WITH extended AS (
   UPDATE {t} SET expires_at = {us} + %(ttl)s::bigint
   WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours}
-  RETURNING name),
-shared AS (
-  UPDATE {t} SET expires_at = greatest(expires_at, {us} + %(ttl)s::bigint)
-  WHERE name IN (SELECT split_part(name, chr(30), 1) FROM extended
-                 WHERE strpos(name, chr(30)) > 0))
+  RETURNING 1)
 SELECT {ours}, (SELECT count(*) FROM extended),
        CASE WHEN {ours} THEN set_config('idle_session_timeout', %(idle)s::text, false) END
 """
@@ -139,32 +135,34 @@ SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
 """
 # The server need not wait for its disk: what is lost of this keeps a key for a lease longer.
 LAZILY = "lazily AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
-# Invariant: as RELEASE; and who comes next finds the lease released: it waits for this statement's
-# end at the row, whenever in it the lock comes free.
+# Invariant: as RELEASE; and who comes next finds the lease released: the row is marked before the
+# lock comes free (it is asked for the count first), and whoever has the lock then waits at the row
+# for the end of this statement.
 RELEASE_MARKED = """
 WITH {lazily},
 marked AS (
   UPDATE {t} AS l SET expires_at = 0 FROM lazily
-  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours})
-SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
+  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours}
+  RETURNING 1)
+SELECT CASE WHEN (SELECT count(*) FROM marked) >= 0 AND {ours}
+            THEN pg_advisory_unlock_all()::text END,
        CASE WHEN {ours} THEN set_config('idle_session_timeout', '0', false) END
 """
-# Invariant: as RELEASE_MARKED, with the rows of the keys themselves given by name; the rows of a
-# sharer go, unless they keep the key from others yet, and the key's says when the last lease ends.
+# Invariant: as RELEASE_MARKED; the rows of a sharer go, unless they keep the key from others yet.
 RELEASE_SHARED = """
 WITH {lazily},
+marked AS (
+  UPDATE {t} AS l SET expires_at = 0 FROM lazily
+  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours}
+    AND cools_until > {us}
+  RETURNING 1),
 gone AS (
-  DELETE FROM {t}
-  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND cools_until <= {us}
-    AND {ours}),
-ended AS (
-  UPDATE {t} AS l SET expires_at = coalesce((
-    SELECT max(s.expires_at) FROM {t} AS s
-    WHERE s.name > l.name || chr(30) AND starts_with(s.name, l.name || chr(30))
-      AND s.owner_id <> %(owner)s::text), 0)
-  FROM lazily
-  WHERE l.name = ANY(%(keys)s::text[]) AND l.owner_id IN ('', %(owner)s::text) AND {ours})
-SELECT CASE WHEN {ours} THEN pg_advisory_unlock_all()::text END,
+  DELETE FROM {t} USING lazily
+  WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s::text AND {ours}
+    AND cools_until <= {us}
+  RETURNING 1)
+SELECT CASE WHEN (SELECT count(*) FROM marked) + (SELECT count(*) FROM gone) >= 0 AND {ours}
+            THEN pg_advisory_unlock_all()::text END,
        CASE WHEN {ours} THEN set_config('idle_session_timeout', '0', false) END
 """
 # Invariant: waits in the server's own queue, first come first served. A session that is granted
@@ -212,6 +210,10 @@ WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.granted
 UNION ALL
 SELECT 1 FROM {t} AS r
 WHERE name = %(name)s AND (greatest(cools_until, shared_until) > {us} OR {haunted})
+UNION ALL
+SELECT 1 FROM {t} AS s
+WHERE s.name > %(name)s::text || chr(30) AND s.name < %(name)s::text || chr(31)
+  AND {haunted_by_sharer}
 LIMIT 1
 """
 
@@ -297,14 +299,9 @@ class Texts:
     def __init__(self, table: str, *, waits_out: bool) -> None:
         rule = UNRELEASED if waits_out else BEFORE_RESTART
         names = {"t": table, "us": US, "locks": LOCKS, "started": STARTED, "lazily": LAZILY}
-        haunted = rule.format(**names, r="l")
-        names |= {
-            "haunted": haunted,
-            "haunted_for_sharers": NOT_SHARED.format(haunted=haunted, r="l"),
-        }
-        haunted = rule.format(**names, r="r")
-        # The row that sums sharers up is none of theirs.
-        listed = {**names, "haunted": NOT_SHARED.format(haunted=haunted, r="r")}
+        names["haunted_by_sharer"] = rule.format(**names, r="s")
+        listed = {**names, "haunted": rule.format(**names, r="r")}
+        names["haunted"] = rule.format(**names, r="l")
 
         def asked(sql: str, *, take: str = "", idle: str = IDLE) -> Raw:
             return Raw(sql.format(**names, ours=OURS, take=take, idle=idle))
@@ -326,7 +323,7 @@ class Texts:
         self.holders = HOLDERS.format(**listed, columns=columns, only="")
         self.on_key = HOLDERS.format(**listed, columns=columns, only=ONLY)
         self.locked_by = LOCKED_BY.format(**names)
-        self.is_taken = IS_TAKEN.format(**{**names, "haunted": haunted})
+        self.is_taken = IS_TAKEN.format(**listed)
         self.clear = CLEAR.format(**names)
         self.clear_sessions = CLEAR_SESSIONS.format(**names)
         self.end_sessions = END_SESSIONS.format(**names)

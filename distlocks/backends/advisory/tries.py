@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from django.db import DatabaseError, InterfaceError
 
-from ...claims import Claim, Denial, Extension, Grant, Request
+from ...claims import Denial, Extension, Grant, Request
 from ..database.channels import unavailable
 from .denials import Denials
 from .pool import Hold, Pool
-from .rows import Rows
+from .rows import Missed, Rows
 from .session import ANSWER_WITHIN, Broken, NoAnswer, Refused
 from .wire import Wire
 
@@ -47,6 +47,7 @@ class Tries:
                     # A session that was kept from before may have ended meanwhile; so may all.
                     self._pool.end(hold, clean=False)
                     if broken.in_doubt:
+                        self._pool.close_free()
                         if not resends:
                             raise unavailable(self._rows.using, broken) from broken
                         resends -= 1
@@ -99,34 +100,30 @@ class Tries:
         taken: list[tuple[int, int]] = []
         for claim in request.claims:
             one = self._wire.take(hold, claim, request)
-            if one is None:
-                return self._denied(hold, claim, request)
+            if isinstance(one, Missed):
+                return self._denied(hold, one, request)
             taken.append(one)
         hold.had = None
         hold.grant = grant_of(request, taken)
         return hold.grant
 
-    def _denied(self, hold: Hold, claim: Claim, request: Request) -> Denial:
+    def _denied(self, hold: Hold, missed: Missed, request: Request) -> Denial:
         """Give back what was got, and take a place in the server's queue if the asker is going to
         wait."""
+        claim = missed.claim
         if hold.locked:
             self._wire.free(hold, request.claims[: request.claims.index(claim)])
         denial = self._denials.of(claim, request)
         if (
             not request.waits
-            # It is free, and kept from everybody: what comes out of the queue could not be had.
-            or is_free(denial)
+            # What comes out of the queue could not be had.
+            or missed.cools
             or self._pool.waiting > self._max_waiting
         ):
             self._pool.end(hold, clean=True)
             return denial
         self._wire.queue(hold, claim)
         return replace(denial, queued=request.owner_id)
-
-
-def is_free(denial: Denial) -> bool:
-    """Whether nobody has what is denied, and only those who had it keep it from others yet."""
-    return bool(denial.holders) and all(holder.cooling_down for holder in denial.holders)
 
 
 def grant_of(request: Request, taken: list[tuple[int, int]], *, inside: bool = False) -> Grant:

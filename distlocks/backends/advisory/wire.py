@@ -8,9 +8,9 @@ from ...claims import SHARED, Claim, Extension, Request
 from ...exceptions import NotSupported
 from .pool import Hold
 from .proxies import explain
-from .rows import Rows, claim_params, row_names
+from .rows import Missed, Rows, claim_params, row_names
 from .session import Param, Refused, array
-from .sql import OF, lock_id
+from .sql import lock_id
 
 # Milliseconds for which the server keeps a lock for who waited for it and has not said yet that it
 # lives: time for the try that follows a wait.
@@ -26,8 +26,8 @@ class Wire:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
 
-    def take(self, hold: Hold, claim: Claim, request: Request) -> tuple[int, int] | None:
-        """Take a claim: its token, and when it was taken. None if it cannot be had."""
+    def take(self, hold: Hold, claim: Claim, request: Request) -> tuple[int, int] | Missed:
+        """Take a claim: its token, and when it was taken."""
         texts = self._rows.texts
         if claim == hold.had:
             raw = texts.shared_had if claim.mode == SHARED else texts.exclusive_had
@@ -41,7 +41,9 @@ class Wire:
             # It has come to another session than ours.
             raise NotSupported(explain(self._rows.using))
         hold.locked = hold.locked or got == b"t"
-        return None if token is None else (int(token), int(acquired_us or 0))
+        if token is None:
+            return Missed(claim, cools=got == b"t")
+        return int(token), int(acquired_us or 0)
 
     def free(self, hold: Hold, claims: Sequence[Claim] = ()) -> bool:
         """Have the session give up all its locks, and the rows of these claims, where they have
@@ -52,8 +54,7 @@ class Wire:
         params: dict[str, Param] = {"session": hold.session.pid, "owner": hold.owner_id}
         if any(claim.mode == SHARED for claim in claims):
             raw = texts.release_shared
-            params["names"] = array([n for n in row_names(claims, hold.owner_id) if OF in n])
-            params["keys"] = array([claim.key for claim in claims])
+            params["names"] = array(row_names(claims, hold.owner_id))
         elif claims:
             raw = texts.release
             params["names"] = array([claim.key for claim in claims])

@@ -95,7 +95,8 @@ def stage(
     "nemesis",
     [
         server_restarted,
-        one_process_of_it_killed,
+        # The others show the like of it.
+        pytest.param(one_process_of_it_killed, marks=pytest.mark.soak),
         answers_dropped,
         cut_off,
         connections_cut,

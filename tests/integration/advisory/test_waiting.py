@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from distlocks import LockTimeout
+from distlocks.backends.advisory.rows import Missed
 from distlocks.claims import Denial, Grant
 from distlocks.clock import lease_now
 from tests.integration.advisory.conftest import Way
@@ -154,6 +155,39 @@ class TestQueue:
         assert not late.done()
         had.release()
         assert late.result(10).release()
+
+
+class TestHandOver:
+    @pytest.mark.parametrize("readers", [0, 2])
+    def test_whose_turn_it_is_finds_the_lease_released(
+        self,
+        store: AdvisoryStore,
+        key: str,
+        start: Start,
+        monkeypatch: pytest.MonkeyPatch,
+        readers: int,
+    ) -> None:
+        """The lock comes free in the middle of a statement that also says that it was released."""
+        wire = store.advisory._wire
+        real, missed = wire.take, []
+
+        def take(*args: Any) -> Any:
+            one = real(*args)
+            if isinstance(one, Missed):
+                missed.append(one.cools)
+            return one
+
+        monkeypatch.setattr(wire, "take", take)
+
+        def work(shared: bool) -> None:
+            for _ in range(30):
+                with store.lock(key, timeout=30, shared=shared):
+                    pass
+
+        for worker in [start(work, number < readers) for number in range(4)]:
+            worker.result(30)
+        assert missed, "nobody was in anybody's way"
+        assert not any(missed)
 
 
 class TestCrowd:

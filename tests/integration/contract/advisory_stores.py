@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from django.db import connections
-from django.db.models import F, Max
+from django.db.models import F
 
 from distlocks import Lease
 from distlocks.backends.advisory import AdvisoryBackend
@@ -90,16 +90,7 @@ class AdvisoryStore(Store):
         found = AdvisoryLock.objects.using(self.using).filter(name__in=names)
         pids = self.aside(lambda: list(found.values_list("session", flat=True)))
         self.end_sessions(key, pids=pids)
-        name = self.backend.prefix + key
-        # As the rows are when time has passed: the key's says when the last claim on it ends.
-        sharers = AdvisoryLock.objects.using(self.using).filter(name__startswith=name + OF)
-
-        def expire() -> None:
-            found.update(expires_at=1)
-            latest = sharers.aggregate(latest=Max("expires_at"))["latest"]
-            self.rows(key).filter(name=name).update(expires_at=latest)
-
-        self.aside(expire)
+        self.aside(lambda: found.update(expires_at=1))
 
     def set_clock_back(self, seconds: float, *keys: str) -> None:
         later = F("fencing_token") + to_us(seconds)
