@@ -14,6 +14,7 @@ from tests.servers.redis import RedisServer
 # Of the servers, only those that the chosen ones need are started.
 NAMES: dict[str, tuple[type[Server], ...]] = {
     "uncontended": (PostgresServer,),
+    "advisory": (PostgresServer,),
     "imports": (),
     "growth": (PostgresServer,),
     "sweep": (PostgresServer,),

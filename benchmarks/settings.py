@@ -34,6 +34,9 @@ if POSTGRES_URL:
     name = FOLDER.name.replace("-", "_")
     DATABASES = {"default": database_settings(POSTGRES_URL, name), "sqlite": SQLITE}
     DISTLOCKS["sqlite"] = {"BACKEND": BACKEND, "OPTIONS": {"using": "sqlite"}}
+    ADVISORY = {"BACKEND": "distlocks.backends.advisory.AdvisoryBackend"}
+    DISTLOCKS["advisory"] = ADVISORY
+    DISTLOCKS["advisory_free"] = {**ADVISORY, "OPTIONS": {"on_session_end": "free"}}
 # Of the peers' clients: who waits in the server keeps a connection for as long as it takes. By
 # itself, redis-py raises for the hundred and first, and for who waits longer than five seconds.
 CLIENT = {"max_connections": 10_000, "socket_timeout": None}

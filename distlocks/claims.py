@@ -134,6 +134,8 @@ class Request:
     waits: bool = False
     # When it began to ask, on the lease clock.
     asked_at: float = 0.0
+    # Is it to be released only after a transaction that is under way? Then it may live in that.
+    until_commit: bool = True
     # For a database that has the authority over its keys only at times: the name of the authority
     # and the epoch in which alone it may grant.
     authority: tuple[str, int] | None = None
@@ -165,6 +167,8 @@ class Grant:
     in_transaction: bool = False
     # That transaction is the one that a TestCase wraps around a test.
     in_testcase: bool = False
+    # Its locks are the transaction's own: they end with it, and with nothing else.
+    ends_with_transaction: bool = False
     # Whose leases were found past their expiry on the way, never released.
     expired: tuple[Holder, ...] = ()
     # Which of a backend's stores has granted it; empty for the only or the first one.
@@ -224,6 +228,8 @@ class Holder:
     thread: str = ""
     label: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    # Where the store keeps sessions: what its holder's is doing, as the server says.
+    activity: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cooling_down(self) -> bool:

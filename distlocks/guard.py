@@ -83,7 +83,8 @@ class GuardedTransaction:
                         wrapper,
                         claim.key,
                         token,
-                        wait=self._lease.remaining,
+                        # One that ends with a transaction has no deadline.
+                        wait=min(self._lease.remaining, self._lease.ttl),
                         idle=self._lease.ttl,
                     )
                 # The wait may have outlasted the lease.

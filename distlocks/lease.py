@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -90,6 +91,9 @@ class Lease:
         # On the lease clock (see distlocks.clock). After it the lease is lost, whatever the
         # store says.
         self.deadline = lease_deadline(first_send, ttl)
+        if grant.ends_with_transaction:
+            # No clock ends it.
+            self.deadline = math.inf if max_hold is None else first_send + max_hold
         # Seconds from the call to the grant.
         self.waited = waited
         self.label = label
@@ -179,8 +183,12 @@ class Lease:
             return self._lost
         if self._pid != pid():
             return f"it belongs to process {self._pid}, from which this one was forked"
-        if not self._given_back and lease_now() >= self.deadline:
+        if self._given_back:
+            return ""
+        if lease_now() >= self.deadline:
             return self._too_late("its deadline has passed")
+        if self._grant.in_transaction:
+            return self.backend.why_over(self._grant)
         return ""
 
     def _too_late(self, why: str) -> str:
@@ -472,6 +480,8 @@ class Lease:
         with self._mutex:
             if self._lost or lease_now() >= self.deadline:
                 return False
+            if self._grant.ends_with_transaction:
+                return True
             self.deadline = lease_deadline(first_send, ttl)
             return True
 

@@ -312,6 +312,7 @@ class _Acquisition:
             metadata=options.metadata,
             waits=self.timeout != 0,
             asked_at=self.started,
+            until_commit=options.until_commit,
         )
         self.give_up = float("inf") if self.timeout is None else self.started + self.timeout
         self.sent = self.started

@@ -208,6 +208,35 @@ class LockHolder(Claimed):
         return f"{self.key}: {self.mode}"
 
 
+class AdvisoryLock(Claimed):
+    """A key whose lock is an advisory one of PostgreSQL's, and who had it last.
+
+    Who has it *now* only the server's list of locks tells: a release frees the lock and leaves the
+    row. Sharers have a row each, whose name is the key's, a record separator, and the owner id;
+    the key's own row keeps the token for all. `expires_at` is when the lease ends unless it is
+    extended. Used on PostgreSQL only.
+    """
+
+    name = KeyField(_("name"), primary_key=True, max_length=MAX_LENGTH + MAX_PREFIX_LENGTH + 65)
+    # Whatever became of who had the key, nobody has it before; and nobody exclusively.
+    cools_until = models.BigIntegerField(_("cools down until (µs)"), default=0)
+    shared_until = models.BigIntegerField(_("cools down after sharers until (µs)"), default=0)
+    # The number of the lock, and the server's process id of the session that took it.
+    lock_id = models.BigIntegerField(_("number of the lock"))
+    session = models.IntegerField(_("session"), default=0)
+    # When that server was started: one that has taken its place, or was started again, knows of no
+    # lock, and who had one may not know that yet.
+    incarnation = models.BigIntegerField(_("server started at (µs)"), default=0)
+
+    class Meta:
+        verbose_name = _("advisory lock")
+        verbose_name_plural = _("advisory locks")
+        ordering: ClassVar[list[str]] = ["name"]
+
+    def __str__(self) -> str:
+        return self.name.replace("\x1e", ": ")
+
+
 PHASES = {
     "redis": _("Redis grants"),
     "drain": _("nobody grants until the leases from Redis have ended"),

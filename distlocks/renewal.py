@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from .backends.base import BaseBackend
+from .backends.base import BaseBackend, losses
 from .claims import MICROSECOND, Extension, Request
 from .clock import lease_now
 from .exceptions import DistlocksError
@@ -139,6 +139,14 @@ class Renewer:
         """Forget `lease`."""
         with self._mutex:
             self._unschedule(lease.owner_id)
+
+    def lost(self, owner_id: str, reason: str) -> None:
+        """The store has ended this owner's lease, if it is one that is kept."""
+        with self._mutex:
+            tick = self._tick_of.get(owner_id)
+            lease = None if tick is None else self._ticks[tick].get(owner_id)
+        if lease is not None:
+            lease.lose(reason)
 
     def release_soon(self, lease: Releasable) -> None:
         """Release `lease` from another thread, at once. Neither blocks nor raises."""
@@ -381,6 +389,7 @@ class Renewer:
 
 renewer = Renewer()
 locks._when_closed.append(renewer.forget)
+losses.append(renewer.lost)
 
 
 def _finish_at_exit() -> None:

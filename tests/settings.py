@@ -97,6 +97,10 @@ if RUN_FOLDER and POSTGRES_URL:
         "BACKEND": "distlocks.backends.database.DatabaseBackend",
         "OPTIONS": {"using": "postgres", "dialect": "portable"},
     }
+    DISTLOCKS["advisory"] = {
+        "BACKEND": "distlocks.backends.advisory.AdvisoryBackend",
+        "OPTIONS": {"using": "postgres"},
+    }
 if RUN_FOLDER and MARIADB_URL:
     import pymysql
 

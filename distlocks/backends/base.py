@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 # Called with each signal about a backend, the sender and the arguments: neither blocks nor raises.
 listeners: list[Callable[..., object]] = []
+# Called with the owner id of a lease that its store has ended all of a sudden, and how: neither
+# blocks nor raises.
+losses: list[Callable[[str, str], object]] = []
 # Seconds by which a reservation outlasts the sleep of who made it: time for its next try.
 RESERVED_LONGER = 0.25
 
@@ -173,6 +176,10 @@ class BaseBackend(ABC):
         raise NotSupported(
             f"{type(self).__name__} grants nothing inside a test case's transaction."
         )
+
+    def why_over(self, grant: Grant) -> str:
+        """Why a grant in the caller's transaction is over; '' while it is not. No round trip."""
+        return ""
 
     # Async twins
 

@@ -27,6 +27,10 @@ class Ticket:
             if self._loop is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._resolve)
 
+    @property
+    def woken(self) -> bool:
+        return self._event.is_set()
+
     def wait(self, until: float) -> bool:
         """Block until woken or until the lease clock shows `until`; whether woken."""
         return clock.current().wait(self._event, until)
@@ -55,6 +59,11 @@ class Wakeups:
     def __bool__(self) -> bool:
         return bool(self._tickets)
 
+    @property
+    def count(self) -> int:
+        """How many sleep, about."""
+        return sum(map(len, list(self._tickets.values())))
+
     @contextmanager
     def ticket(self, key: str) -> Iterator[Ticket]:
         """A place beside `key`, kept while the block runs.
@@ -80,6 +89,15 @@ class Wakeups:
             with self._mutex:
                 woken = list(self._tickets.get(key, ()))
             for ticket in woken:
+                ticket.wake()
+
+    def wake_one(self, key: str) -> None:
+        """Wake one of those who sleep beside `key` and have not been woken."""
+        if key in self._tickets:
+            with self._mutex:
+                tickets = self._tickets.get(key, ())
+                ticket = next((one for one in tickets if not one.woken), None)
+            if ticket is not None:
                 ticket.wake()
 
     def wake_first(self) -> None:

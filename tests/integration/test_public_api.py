@@ -123,6 +123,7 @@ def test_the_holder() -> None:
         "thread",
         "label",
         "metadata",
+        "activity",
     ]
 
 

@@ -212,7 +212,7 @@ def test_the_migrations_can_be_written_as_sql(empty: str) -> None:
 
 
 def test_what_the_migrations_make_is_what_the_models_describe(empty: str) -> None:
-    migrate(empty, "0004_authority")
+    migrate(empty, "0005_advisory")
     for model in apps.get_app_config("distlocks").get_models():
         with connections[empty].cursor() as cursor:
             described = connections[empty].introspection.get_table_description(

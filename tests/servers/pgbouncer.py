@@ -1,4 +1,5 @@
-"""PgBouncer, in front of a PostgreSQL, passing its sessions on from transaction to transaction."""
+"""PgBouncer, in front of a PostgreSQL, passing its sessions on, by default from transaction to
+transaction."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -29,9 +30,14 @@ class PgBouncerServer(Server):
         url: str | None = None,
         *,
         target: PostgresServer,
+        pool_mode: str = "transaction",
+        settings: str = "",
     ) -> None:
         super().__init__(program, url)
         self.target = target
+        self.pool_mode = pool_mode
+        # Further lines of its configuration.
+        self.settings = settings
 
     def own_url(self) -> str:
         return f"postgresql://{self.target.user}@{self.host}:{self.port}/postgres"
@@ -53,10 +59,11 @@ listen_port = {self.port}
 unix_socket_dir =
 auth_type = trust
 auth_file = {self.folder / "users.txt"}
-pool_mode = transaction
+pool_mode = {self.pool_mode}
 default_pool_size = 8
 max_client_conn = 100
 ignore_startup_parameters = extra_float_digits
+{self.settings}
 """
         )
         return [str(self.program), str(config)]
@@ -66,7 +73,9 @@ ignore_startup_parameters = extra_float_digits
 
         try:
             # Its own console answers only if the port is ours and the configuration was read.
-            with psycopg.connect(self.url, connect_timeout=2, prepare_threshold=None) as connection:
+            with psycopg.connect(
+                self.url, connect_timeout=2, prepare_threshold=None, autocommit=True
+            ) as connection:
                 connection.execute("SELECT 1")
         except psycopg.OperationalError:
             return False

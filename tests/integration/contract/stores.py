@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -14,7 +14,7 @@ from django.db import connections
 from django.db.models import F, Max
 from django.dispatch import Signal
 
-from distlocks import DistlocksError, Lease, clock, db_lock, locks, signals
+from distlocks import DistlocksError, Lease, NotSupported, clock, db_lock, locks, signals
 from distlocks.backends.base import BaseBackend
 from distlocks.claims import EXCLUSIVE, Grant, Holder, Request, Swept, claims_on, to_us
 from distlocks.identity import new_owner_id
@@ -48,11 +48,20 @@ FAST_STORES = ("fastpath", "fastpath_on_postgres", "fastpath_on_mariadb")
 QUORUM_STORES = ("redlock",)
 # Apart, so that hazards which do not depend on the store are not run on yet another.
 ZOOKEEPER_STORES = ("zookeeper",)
+# Whose locks are PostgreSQL's own.
+ADVISORY_STORES = ("advisory",)
 # Those that several processes can share.
 SHARED_STORES = (*STORES[1:], *ZOOKEEPER_STORES)
 # One of each kind, for what takes long and does not depend on the statements: with a connection of
 # its own to either database, and through the ORM.
-KINDS_OF_SHARED_STORES = ("sqlite", "postgres", "portable_postgres", "redis", "zookeeper")
+KINDS_OF_SHARED_STORES = (
+    "sqlite",
+    "postgres",
+    "portable_postgres",
+    "redis",
+    "zookeeper",
+    *ADVISORY_STORES,
+)
 DATABASE_STORES = tuple(store for store in STORES[1:] if store not in REDIS_STORES)
 # For what can go wrong in processes, threads and tasks: each way to a store once.
 HAZARD_STORES = (
@@ -65,6 +74,7 @@ HAZARD_STORES = (
     "redis_sentinel",
     "redis_cluster",
     *QUORUM_STORES,
+    *ADVISORY_STORES,
 )
 # For what takes long.
 FEWER_SHARED_STORES = (
@@ -97,6 +107,13 @@ class StoreClock(clock.Clock):
 class Store:
     """One store, as its clients use it and as its owner can change it."""
 
+    # Does a sweep tell who has left leases behind? Not where nothing of them is left.
+    reports_the_dead = True
+    # Does force_release() take from a holder of several keys the one key only?
+    frees_single_keys = True
+    # How many leases a process may have at once.
+    most_leases = 1000
+
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._leases: list[Lease] = []
@@ -112,6 +129,16 @@ class Store:
     def using(self) -> str:
         """The database alias; '' for the memory store."""
         return settings.DISTLOCKS[self.alias].get("OPTIONS", {}).get("using", "")
+
+    def refuses(self, error: NotSupported) -> bool:
+        """Whether the error is its refusal, by name, of claims that it says it has not."""
+        backend = self.backend
+        kinds = {
+            "shared locks": backend.supports_shared,
+            "permits": backend.supports_permits,
+            "tree keys": backend.supports_tree_keys,
+        }
+        return any(f"has no {kind}" in str(error) for kind, there in kinds.items() if not there)
 
     # The public API
 
@@ -299,6 +326,10 @@ def store(
         from tests.integration.contract.redis_stores import RedisStore
 
         store: Store = RedisStore(request.param)
+    elif request.param in ADVISORY_STORES:
+        from tests.integration.contract.advisory_stores import AdvisoryStore
+
+        store = AdvisoryStore(request.param)
     elif request.param.startswith("fastpath"):
         from tests.integration.contract.fast_stores import fast_store
 
@@ -319,6 +350,18 @@ def store(
     locks.close_all()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A test of claims that the store has not ends where they are refused."""
+    try:
+        return (yield)
+    except NotSupported as refused:
+        store = pyfuncitem.funcargs.get("store")
+        if isinstance(store, Store) and store.refuses(refused):
+            return True
+        raise
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run on every store what does not say for which it is."""
     if "store" in metafunc.fixturenames and not any(
@@ -326,7 +369,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         stores: tuple[str, ...] = HAZARD_STORES
         if ".contract." in metafunc.module.__name__:
-            stores = (*STORES, *FAST_STORES, *ZOOKEEPER_STORES)
+            stores = (*STORES, *FAST_STORES, *ZOOKEEPER_STORES, *ADVISORY_STORES)
             # They have exclusive claims only.
             if not metafunc.module.__name__.endswith("test_claims"):
                 stores += QUORUM_STORES

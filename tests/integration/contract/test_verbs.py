@@ -352,9 +352,11 @@ class TestForceRelease:
 
     def test_other_keys_stay(self, store: Store, key: str) -> None:
         both = store.grant(f"{key}:a", f"{key}:b")
+        other = store.grant(f"{key}:c")
         store.backend.force_release(f"{key}:a")
-        (holder,) = store.backend.holders(f"{key}:")
-        assert (holder.key, holder.owner_id) == (f"{key}:b", both.owner_id)
+        left = [(f"{key}:b", both.owner_id)] if store.frees_single_keys else []
+        found = [(one.key, one.owner_id) for one in store.backend.holders(f"{key}:")]
+        assert found == [*left, (f"{key}:c", other.owner_id)]
 
 
 class TestAbandon:
@@ -396,9 +398,8 @@ class TestSweep:
         store.expire(f"{key}:dead")
         expired, _ = self.sweep(store)
         mine = [one for one in expired if one.key.startswith(key)]
-        assert [(one.key, one.owner_id, one.label) for one in mine] == [
-            (f"{key}:dead", dead.owner_id, "crashed")
-        ]
+        reported = [(f"{key}:dead", dead.owner_id, "crashed")] if store.reports_the_dead else []
+        assert [(one.key, one.owner_id, one.label) for one in mine] == reported
         assert not [one for one in self.sweep(store)[0] if one.key.startswith(key)], "only once"
 
     def test_the_live_and_the_cooling_are_left_alone(self, store: Store, key: str) -> None:
@@ -418,7 +419,7 @@ class TestSweep:
         store.expire(key)
         for _ in range(2):
             expired, _ = self.sweep(store, dry_run=True)
-            assert key in [one.key for one in expired]
+            assert (key in [one.key for one in expired]) is store.reports_the_dead
 
     def test_tokens_grow_over_a_sweep(self, store: Store, key: str) -> None:
         old = store.grant(key)

@@ -2,14 +2,20 @@
 
 import pytest
 
-from tests.integration.contract.stores import FEWER_SHARED_STORES, Store, for_stores
+from tests.integration.contract.stores import (
+    ADVISORY_STORES,
+    FEWER_SHARED_STORES,
+    Store,
+    for_stores,
+)
 from tests.integration.hazards import endings, roles
 from tests.servers.children import Spawner
 
 
 @pytest.mark.parametrize(
     ("store", "options"),
-    [(store, {}) for store in FEWER_SHARED_STORES]
+    # Of advisory locks, see tests/integration/advisory.
+    [(store, {}) for store in FEWER_SHARED_STORES if store not in ADVISORY_STORES]
     + [(store, {"shared": True}) for store in ("sqlite", "postgres", "mariadb", "redis")],
     indirect=["store"],
 )

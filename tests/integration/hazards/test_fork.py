@@ -62,7 +62,7 @@ def test_a_renewal_that_is_just_under_way_is_no_trap(
 
 
 # SQLite itself does not survive a fork while other threads of the application use it.
-@for_stores((*POSTGRES_STORES, "redis", "zookeeper"))
+@for_stores((*POSTGRES_STORES, "redis", "zookeeper", "advisory"))
 def test_no_moment_is_a_bad_one(store: Store, key: str, spawn: Spawner) -> None:
     """Other threads are in the middle of what they do with locks; the child can use its own."""
     child = spawn(endings.fork_at_any_moment, store.alias, key)

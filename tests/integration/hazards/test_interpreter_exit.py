@@ -27,7 +27,7 @@ def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
     assert child.errors == ""
 
 
-@for_stores(PROXIED_STORES)
+@for_stores((*PROXIED_STORES, "advisory"))
 def test_a_store_that_does_not_answer_is_not_waited_for(
     store: Store,
     key: str,

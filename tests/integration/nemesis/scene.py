@@ -68,11 +68,19 @@ class Scene:
 
     def begin(self, runners: int) -> None:
         """Let workers run, and see that they get locks."""
-        # Nobody has a lease here from before.
-        self.backend.quarantine(end=True)
+        self.make_ready()
         self.runners = [self.rig.start("runner") for _ in range(runners)]
         if runners:
             self.await_grants(2)
+
+    def make_ready(self) -> None:
+        """Nobody has a lease here from before."""
+        self.backend.quarantine(end=True)
+
+    @property
+    def bound(self) -> float:
+        """Seconds in which, after all has healed, everybody who waits has a lock."""
+        return self.backend.settings.quarantine + GRACE
 
     def replace(self, runner: str) -> None:
         """Another one for one that was killed."""

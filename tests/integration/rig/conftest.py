@@ -14,6 +14,7 @@ from psycopg.sql import SQL, Identifier
 from tests.integration.rig import worker
 from tests.integration.rig.conductor import Rig
 from tests.integration.rig.store import (
+    AdvisoryStore,
     MariaDBStore,
     ObservablePostgres,
     PostgresStore,
@@ -56,6 +57,7 @@ def stores(rig_postgres: str, fork_server: Child) -> Iterator[dict[str, Store]]:
     found: dict[str, Store] = {
         "sqlite": SQLiteStore(str(settings.DATABASES["default"]["NAME"])),
         "postgres": PostgresStore(rig_postgres, settings.DATABASES["postgres"]["NAME"]),
+        "advisory": AdvisoryStore(rig_postgres, settings.DATABASES["postgres"]["NAME"]),
         "mariadb": MariaDBStore(
             session.server(MariaDBServer), settings.DATABASES["mariadb"]["NAME"]
         ),

@@ -139,6 +139,15 @@ class PostgresStore(Store):
         self._connection.close()
 
 
+class AdvisoryStore(PostgresStore):
+    """The same database, with locks of the server's own, of which its log tells nothing."""
+
+    alias = "advisory"
+
+    def open_accounts(self, keys: Iterable[str]) -> None:
+        Store.open_accounts(self, keys)
+
+
 class MariaDBStore(Store):
     alias = "mariadb"
     placeholder = "%s"

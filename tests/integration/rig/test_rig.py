@@ -3,7 +3,7 @@
 import os
 import random
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, product
 
 import pytest
 
@@ -27,8 +27,7 @@ def check(report: Report, store: str, hint: str = "") -> None:
         assert report.counts["extensions in the log"] >= 1, report
 
 
-@pytest.mark.parametrize("count", KEYS)
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(("store", "count"), [*product(STORES, KEYS), *("advisory", 10)])
 def test_no_two_trust_a_lock_at_once(make_rig: Callable[..., Rig], store: str, count: int) -> None:
     rig = make_rig(store, count, least=10)
     runners = [rig.start("runner") for _ in range(WORKERS)]
@@ -48,7 +47,7 @@ def test_no_two_trust_a_lock_at_once(make_rig: Callable[..., Rig], store: str, c
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", [*STORES, "advisory"])
 def test_no_two_trust_a_lock_at_once_for_long(make_rig: Callable[..., Rig], store: str) -> None:
     seed = random.SystemRandom().randrange(2**32)
     choose = random.Random(seed)
