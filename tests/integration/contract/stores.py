@@ -369,10 +369,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     ):
         stores: tuple[str, ...] = HAZARD_STORES
         if ".contract." in metafunc.module.__name__:
-            stores = (*STORES, *FAST_STORES, *ZOOKEEPER_STORES, *ADVISORY_STORES)
-            # They have exclusive claims only.
-            if not metafunc.module.__name__.endswith("test_claims"):
-                stores += QUORUM_STORES
+            stores = (
+                *STORES,
+                *FAST_STORES,
+                *QUORUM_STORES,
+                *ZOOKEEPER_STORES,
+                *ADVISORY_STORES,
+            )
         metafunc.parametrize("store", stores, indirect=True)
 
 

@@ -309,6 +309,7 @@ class TestFaults:
                 with store.lock(key, shared=True, timeout=20):
                     had.wait(0.03)
 
+        store.hold(key, shared=True).release()
         readers = [start(read) for _ in range(4)]
         eventually(lambda: len(store.backend.holders(key)) > 1)
         try:

@@ -40,11 +40,6 @@ class Scene:
         return locks[ALIAS]
 
     @property
-    def bound(self) -> float:
-        """Seconds in which, after all has healed, whoever waits has the lock."""
-        return self.backend.settings.quarantine + GRACE
-
-    @property
     def hash_name(self) -> bytes:
         """In which the first key is."""
         return self.backend.servers.hash_name(self.rig.keys[0])
