@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from distlocks.backends.redlock.quorum import (
     Outcome,
     free_in,
-    held_for,
     majority,
     median,
     most_common,
@@ -17,7 +16,6 @@ from distlocks.backends.redlock.quorum import (
 )
 
 sizes = st.integers(min_value=3, max_value=9)
-lefts = st.lists(st.floats(min_value=0, max_value=100), max_size=9)
 
 
 @given(sizes)
@@ -79,17 +77,14 @@ def test_a_key_is_free_when_a_majority_is() -> None:
     assert free_in(5, [1, 2]) == float("inf")
 
 
-def test_it_is_held_while_a_majority_says_so() -> None:
-    assert held_for(5, [30, 20, 10]) == 10
-    assert held_for(5, [30, 20, 10, 25, 5]) == 20
-    assert held_for(5, [30, 20]) == 0
-
-
-@given(lefts)
-def test_never_free_and_held_by_different_majorities(found: list[float]) -> None:
-    """What is held for so long is not free sooner."""
-    if len(found) == 5:
-        assert free_in(5, found) == held_for(5, found)
+@given(st.data(), sizes)
+def test_a_key_is_not_free_while_a_majority_holds_it(data: st.DataObject, nodes: int) -> None:
+    found = data.draw(
+        st.lists(st.floats(min_value=0, max_value=100), min_size=nodes, max_size=nodes)
+    )
+    moment = free_in(nodes, found)
+    assert sum(left > moment for left in found) < majority(nodes)
+    assert sum(left >= moment for left in found) + majority(nodes) > nodes
 
 
 def test_the_median_is_right_while_most_are() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import ssl
 import threading
@@ -124,7 +125,7 @@ class Link:
 
     def post(self, request: bytes, replies: int = 1) -> None:
         """Send what so many replies will come to, and wait for none; for a link that does not
-        block. OSError if the server takes no more."""
+        block. TimeoutError if the server does not take it."""
         if not self.owed:
             self.since = time.monotonic()
         self.owed += replies
@@ -132,8 +133,16 @@ class Link:
         while view:
             try:
                 view = view[self._socket.send(view) :]
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._await_room()
             except ssl.SSLWantReadError:
                 self._data += self._more()
+
+    def _await_room(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        if not poll.poll(self._timeout * 1000):
+            raise TimeoutError(f"takes nothing more for {self._timeout:g} s")
 
     def collect(self) -> list[Reply]:
         """The replies to what was posted that have come meanwhile, in order."""

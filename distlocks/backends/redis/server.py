@@ -103,10 +103,6 @@ class Servers:
         """A call of the script, for those who have a connection."""
         return self._head(which, hash_name, len(words)) + packed(words)
 
-    def text(self, which: Script, hash_name: bytes, words: Sequence[bytes]) -> bytes:
-        """The same for a server that may not know the script."""
-        return pack(b"EVAL", which.text, b"1", hash_name, *self._words[0], *words)
-
     def _head(self, which: Script, hash_name: bytes, words: int) -> bytes:
         """How a call of the script begins; `words` are to follow."""
         common, heads = self._words

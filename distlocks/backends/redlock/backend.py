@@ -26,7 +26,6 @@ from ...claims import (
 from ...conf import Params
 from ...exceptions import BackendUnavailable
 from ...keys import check_key
-from ...threads import JobThreads
 from ...waiting import lease_deadline
 from ..base import BaseBackend
 from ..redis.backend import next_look
@@ -34,11 +33,12 @@ from ..redis.listing import holders_in
 from ..redis.records import holder, who
 from ..redis.scripts import script
 from ..redis.wire import packed
-from .nodes import Node, Round, of_each, real_now
+from .node import Node, of_each, real_now
 from .quorum import free_in, majority, median, verdict
+from .rounds import Crew, Round, why
 from .settings import NAMES, Settings
 from .told import agreed
-from .votes import Ballot, Extensions, why
+from .votes import Ballot, Extensions
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -47,8 +47,8 @@ T = TypeVar("T")
 
 # Seconds for which servers are waited for that are late, before a common token is agreed upon.
 RAISE_PATIENCE = 0.05
-# How often those who have asked at once, so that nobody has got it, ask again at once.
-SPLITS = 6
+# How often those who have asked at once, so that nobody has got it, ask at once.
+TRIES = 6
 # About as many seconds as it takes to ask: then they are spread out.
 ROUND_TRIP = 0.001
 
@@ -81,18 +81,19 @@ class RedlockBackend(BaseBackend):
     def __init__(self, alias: str, params: Params) -> None:
         super().__init__(alias, params)
         self.settings = Settings(self)
-        halves = self.settings.halves()
-        self._threads = JobThreads(f"distlocks-redlock-{alias}", count=len(halves))
-        self.nodes = [Node(half, self._threads) for half in halves]
-        # Tries are told apart by number: what is under way of one must not touch the next.
-        self._tries = itertools.count(time.time_ns())
+        self.nodes = [Node(half) for half in self.settings.halves()]
+        self._crew = Crew(self.nodes, alias)
+        # Tries of one asker are told apart by number: what is under way of one must not touch the
+        # next. Scripts compare them as numbers, exactly up to 53 bits.
+        self._tries = itertools.count(1)
         self._may_be_ahead = b"%d" % to_us(self.settings.clock_skew)
 
     # Acquire
 
     def try_acquire(self, request: Request) -> Grant | Denial:
-        for again in range(SPLITS):
-            ballot = self._ask(request)
+        deadline = lease_deadline(clock.lease_now(), request.ttl_us / MICROSECOND)
+        for again in range(TRIES):
+            ballot = self._ask(request, deadline)
             if ballot.is_granted:
                 return Grant(
                     claims=request.claims,
@@ -102,8 +103,8 @@ class RedlockBackend(BaseBackend):
                     min_hold_us=request.min_hold_us,
                     expired=tuple(map(self._public, ballot.expired)),
                 )
-            if ballot.is_split:
-                # Nobody has it: one of those who have asked is to get it.
+            if ballot.is_contested:
+                # One of those who ask at this moment is to get it.
                 time.sleep(random.uniform(0, ROUND_TRIP * 2**again))
             elif not ballot.was_proposed_too_early:
                 break
@@ -116,13 +117,13 @@ class RedlockBackend(BaseBackend):
             reason=ballot.reason,
         )
 
-    def _ask(self, request: Request) -> Ballot:
-        sent = clock.lease_now()
+    def _ask(self, request: Request, deadline: float) -> Ballot:
+        """One try: all of it, or nothing is left of it."""
         ballot = Ballot(len(self.nodes), self._proposal())
         whose = request.owner_id.encode(), b"%d" % next(self._tries)
         keys = [key.encode() for key in request.keys]
         terms = b"%d" % request.hold_us, b"%d" % ballot.proposal, self._may_be_ahead
-        with Round(self.nodes) as together:
+        with Round(self._crew) as together:
             together.send(script("redlock_take"), (*whose, *terms, who(request), *keys))
             for node, reply in together.answers():
                 ballot.note(node, reply)
@@ -135,54 +136,64 @@ class RedlockBackend(BaseBackend):
                 ballot.begin_to_raise()
                 # Also on those whose first answer is still to come.
                 words = (*whose, b"%d" % ballot.token, *keys)
-                together.send(script("redlock_raise"), words)
+                together.send(script("redlock_raise"), words, together.asked)
                 for node, reply in together.answers():
                     ballot.note_raised(node, reply)
                     if ballot.is_granted:
                         break
-            deadline = lease_deadline(sent, request.ttl_us / MICROSECOND)
             if not ballot.is_granted or clock.lease_now() >= deadline:
                 ballot.give_up()
                 # Free what was taken in vain, also where the answer is still to come.
+                concerned = together.asked - (ballot.answered - ballot.takers)
                 words = (*whose, b"", b"0", *keys)
-                together.end(script("redlock_release"), words, request.hold_us / MICROSECOND)
-                self._await_ends(together, ballot)
+                life = request.hold_us / MICROSECOND
+                together.end(script("redlock_release"), words, life, concerned)
+                waited_for = set(ballot.takers)
+                for node, _ in together.answers() if waited_for else ():
+                    waited_for.discard(node)
+                    if not waited_for:
+                        break
         return ballot
-
-    @staticmethod
-    def _await_ends(together: Round, ballot: Ballot) -> None:
-        """Until those that have taken the keys have freed them."""
-        waited_for = set(ballot.takers)
-        for node, _ in together.answers():
-            waited_for.discard(node)
-            if not waited_for:
-                break
 
     def _proposal(self) -> int:
         """Which token to propose: the time by the servers' clocks."""
-        known = [node.ahead_us for node in self.nodes if node.ahead_us is not None]
-        if len(known) < majority(len(self.nodes)):
+        ahead_us = self._ahead_us()
+        if ahead_us is None:
             return clock.Clock().wall_us()
-        return round(real_now() * MICROSECOND + median(known))
+        return round(real_now() * MICROSECOND + ahead_us)
+
+    def _ahead_us(self) -> float | None:
+        """By how much most of the servers' clocks are ahead of the lease clock, if that is
+        known."""
+        known = [node.ahead_us for node in self.nodes if node.ahead_us is not None]
+        return median(known) if len(known) >= majority(len(self.nodes)) else None
 
     # Release and extend
 
     def release(self, grant: Grant) -> bool:
-        return self._end(grant, b"%d" % grant.fencing_tokens[0], b"%d" % grant.min_hold_us)
+        since = 0.0
+        if (ahead_us := self._ahead_us()) is not None:
+            since = (grant.acquired_us - ahead_us) / MICROSECOND - self.settings.tokens_ahead - 1
+        token, min_hold = b"%d" % grant.fencing_tokens[0], b"%d" % grant.min_hold_us
+        return self._end(grant, token, min_hold, since)
 
     def abandon(self, request: Request) -> None:
-        self._end(request, b"", b"0")
+        self._end(request, b"", b"0", 0.0)
 
-    def _end(self, what: Grant | Request, token: bytes, min_hold: bytes) -> bool:
+    def _end(self, what: Grant | Request, token: bytes, min_hold: bytes, since: float) -> bool:
+        """End it on every server that has been asked for anything since a moment on the lease
+        clock; whether it was still held, for all that can be known."""
         keys = [key.encode() for key in what.keys]
         words = (what.owner_id.encode(), b"", token, min_hold, *keys)
         yes = no = 0
-        failures: dict[Node, object] = {}
+        failures: dict[Node, Exception] = {}
         decided: bool | None = None
-        with Round(self.nodes) as together:
-            together.end(script("redlock_release"), words, self.params.max_ttl)
+        with Round(self._crew) as together:
+            concerned = {node for node in self.nodes if node.asked_at >= since}
+            life = self.params.max_ttl
+            together.end(script("redlock_release"), words, life, concerned)
             for node, reply in together.answers():
-                if not isinstance(reply, bytes):
+                if isinstance(reply, Exception):
                     failures[node] = reply
                 elif b"0" in reply:
                     no += 1
@@ -193,26 +204,29 @@ class RedlockBackend(BaseBackend):
                     break
         if decided is None and len(failures) > len(self.nodes) - majority(len(self.nodes)):
             raise self._no_majority(failures)
-        # Where those that answer are too few to be sure: what most of them say.
-        return yes > no if decided is None else decided
+        # While it may have been, it was: whether it has expired is the lease's own to know.
+        return decided is not False
 
     def extend(self, extensions: Sequence[Extension]) -> Extended:
         votes = Extensions(len(self.nodes), extensions)
         for words, owners in votes.batches():
-            with Round(self.nodes) as together:
+            with Round(self._crew) as together:
                 together.send(script("redlock_extend"), words)
                 for node, reply in together.answers():
                     votes.note(node, owners, reply)
                     if all(votes.verdict(owner) is not None for owner in owners):
                         break
+            if votes.has_no_majority:
+                # The others would wait as long, in vain.
+                break
         if votes.is_silent:
             raise self._no_majority(votes.failures)
         return votes.result()
 
-    def _no_majority(self, failures: Mapping[Node, object]) -> BackendUnavailable:
+    def _no_majority(self, failures: Mapping[Node, Exception]) -> BackendUnavailable:
         return BackendUnavailable(
             f"{len(failures)} of the {len(self.nodes)} Redis servers of the lock backend "
-            f"{self.alias!r} do not answer, so there is no majority: {why(failures)}."
+            f"{self.alias!r} have no say, so there is no majority: {why(failures)}."
         )
 
     # Looking and clearing up
@@ -224,8 +238,7 @@ class RedlockBackend(BaseBackend):
             found = holders_in(node.servers, node.hash_name, name)
             return [holder(fields, now) for fields, now in found]
 
-        held = [one for found in self._of_most(told) for one in found]
-        found = [self._public(one) for one in agreed(len(self.nodes), held)]
+        found = [self._public(one) for one in self._agreed(self._of_most(told))]
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
         return found[:limit]
 
@@ -236,8 +249,12 @@ class RedlockBackend(BaseBackend):
             now, *held = node.servers.run(node.hash_name, script("redlock_force"), 1, words)
             return [holder(fields, int(now)) for fields in held]
 
-        held = [one for found in self._of_most(free) for one in found]
-        return [self._public(one) for one in agreed(len(self.nodes), held)]
+        return [self._public(one) for one in self._agreed(self._of_most(free))]
+
+    def _agreed(self, told: Sequence[Sequence[Holder]]) -> Iterator[Holder]:
+        """Whom a majority knows to hold something, with those servers that did not answer."""
+        silent = len(self.nodes) - len(told)
+        return agreed(len(self.nodes), itertools.chain.from_iterable(told), silent)
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False
@@ -255,7 +272,7 @@ class RedlockBackend(BaseBackend):
                     return Swept(examined=examined, expired=tuple(expired), deleted=deleted)
 
         done = self._of_most(swept)
-        expired = agreed(len(self.nodes), [one for found in done for one in found.expired])
+        expired = self._agreed([one.expired for one in done])
         # What most of them have. The records of one lock are counted once.
         yield Swept(
             examined=round(median([one.examined for one in done])),
@@ -304,6 +321,6 @@ class RedlockBackend(BaseBackend):
         return check_servers(self)
 
     def close(self) -> None:
-        self._threads.close(wait=False)
         for node in self.nodes:
+            node.thread.close(wait=False)
             node.servers.close()

@@ -11,7 +11,7 @@ from ...claims import MICROSECOND
 from ...exceptions import BackendUnavailable
 from ..redis import checks as redis_checks
 from ..redis.wire import pack
-from .nodes import Node, of_each, real_now
+from .node import Node, of_each, real_now
 from .quorum import majority
 
 if TYPE_CHECKING:

@@ -72,14 +72,6 @@ def free_in(nodes: int, lefts: Iterable[float]) -> float:
     return known[wanted - 1] if len(known) >= wanted else float("inf")
 
 
-def held_for(nodes: int, lefts: Iterable[float]) -> float:
-    """Seconds for which a majority goes on saying that a key is held, from those of the nodes that
-    say so now."""
-    known = sorted(lefts, reverse=True)
-    wanted = majority(nodes)
-    return known[wanted - 1] if len(known) >= wanted else 0.0
-
-
 def most_common(values: Iterable[H]) -> tuple[H, int]:
     """The value that is named most often, and how often."""
     return Counter(values).most_common(1)[0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ...claims import MICROSECOND, Extended, Extension, Holder
 from ..redis.records import holder
 from ..redis.wire import Reply
-from .nodes import Node
+from .node import Node
 from .quorum import Outcome, free_in, majority, most_common, outcome, verdict
+from .rounds import why
 from .told import agreed
 
 # So many claims are extended by one script: a longer one would keep others waiting.
@@ -29,7 +30,7 @@ class Ballot:
         self._quarantined: dict[Node, float] = {}
         # Those for whose clocks the proposal is too far ahead.
         self._too_early: set[Node] = set()
-        self.failures: dict[Node, object] = {}
+        self.failures: dict[Node, Exception] = {}
         self._expired: list[Holder] = []
         self._outcome = Outcome.OPEN
         self._raised: set[Node] = set()
@@ -39,7 +40,7 @@ class Ballot:
 
     def note(self, node: Node, reply: Reply) -> None:
         """An answer of the script redlock_take, or how the node has failed."""
-        if not isinstance(reply, list):
+        if isinstance(reply, Exception):
             self.failures[node] = reply
         else:
             now = int(reply[1])
@@ -126,8 +127,10 @@ class Ballot:
 
     @property
     def was_proposed_too_early(self) -> bool:
-        """Whether the servers' clocks are not what they were thought to be."""
-        return bool(self._too_early) and not self.is_granted
+        """Whether it is the proposal's doing: the servers' clocks are not what they were thought
+        to be."""
+        could_vote = len(self._too_early) + len(self._values)
+        return bool(self._too_early) and could_vote >= majority(self._nodes)
 
     @property
     def is_silent(self) -> bool:
@@ -135,9 +138,13 @@ class Ballot:
         return len(self.failures) > self._nodes - majority(self._nodes)
 
     @property
-    def is_split(self) -> bool:
-        """Whether several have asked at once, and nobody has, nor can have had, a majority."""
-        # On those that say nothing, anybody may have it.
+    def is_contested(self) -> bool:
+        """Whether some have asked at the same moment, and none is known to have a majority."""
+        return bool(self._taken) and self._most < majority(self._nodes) and not self.is_granted
+
+    @property
+    def _is_split(self) -> bool:
+        """Whether nobody can have a majority: not even with those that say nothing."""
         silent = self._unknown + len(self.failures) + len(self._quarantined)
         return bool(self._taken) and self._most + silent < majority(self._nodes)
 
@@ -154,7 +161,7 @@ class Ballot:
     @property
     def holders(self) -> list[Holder]:
         """Who has the key in the way."""
-        if not self._taken or self.is_split:
+        if not self._taken or self._is_split:
             return []
         owner, _ = most_common(one.owner_id for one in self._taken.values())
         return [next(one for one in self._taken.values() if one.owner_id == owner)]
@@ -162,7 +169,7 @@ class Ballot:
     @property
     def remaining(self) -> float:
         """Seconds until a majority may be free; 0 if that cannot be told."""
-        if self.is_split:
+        if self._is_split:
             return 0.0
         held = [one.remaining for one in self._taken.values()]
         lefts = [0.0 for _ in self._values] + held + list(self._quarantined.values())
@@ -182,8 +189,7 @@ class Ballot:
             )
         if self.failures:
             reasons.append(
-                f"{len(self.failures)} of the {self._nodes} Redis servers do not answer: "
-                f"{why(self.failures)}."
+                f"Of the {self._nodes} Redis servers, some have no say: {why(self.failures)}."
             )
         if self._too_early:
             servers = ", ".join(map(str, self._too_early))
@@ -191,7 +197,7 @@ class Ballot:
                 f"The clocks of {servers} are behind the others by more than 'clock_skew': set "
                 f"them, or raise it."
             )
-        if self.is_split:
+        if self._is_split:
             reasons.append("Several have asked for it at once.")
         return " ".join(reasons)
 
@@ -204,7 +210,7 @@ class Extensions:
         self._extensions = extensions
         self._yes: dict[str, int] = {}
         self._no: dict[str, int] = {}
-        self.failures: dict[Node, object] = {}
+        self.failures: dict[Node, Exception] = {}
 
     def batches(self) -> Iterator[tuple[list[bytes], list[str]]]:
         """Arguments of the script redlock_extend, and whose each claim among them is: all claims
@@ -226,7 +232,7 @@ class Extensions:
 
     def note(self, node: Node, owners: Sequence[str], reply: Reply) -> None:
         """A node's answer about these claims, or how it has failed."""
-        if not isinstance(reply, bytes):
+        if isinstance(reply, Exception):
             self.failures[node] = reply
             return
         worst: dict[str, str] = {}
@@ -241,9 +247,14 @@ class Extensions:
         return verdict(self._nodes, self._yes.get(owner, 0), self._no.get(owner, 0))
 
     @property
+    def has_no_majority(self) -> bool:
+        """Whether too few answer to decide anything."""
+        return len(self.failures) > self._nodes - majority(self._nodes)
+
+    @property
     def is_silent(self) -> bool:
-        """Whether nothing can be said of any, because no majority answers."""
-        return len(self.failures) > self._nodes - majority(self._nodes) and all(
+        """Whether nothing can be said of any."""
+        return self.has_no_majority and all(
             self.verdict(one.grant.owner_id) is None for one in self._extensions
         )
 
@@ -253,11 +264,3 @@ class Extensions:
             extended=frozenset(owner for owner in owners if self.verdict(owner) is True),
             lost=frozenset(owner for owner in owners if self.verdict(owner) is False),
         )
-
-
-def why(failures: Mapping[Node, object]) -> str:
-    """How these have failed."""
-    return "; ".join(
-        f"{node}: {str(failure).rstrip('.') or type(failure).__name__}"
-        for node, failure in failures.items()
-    )

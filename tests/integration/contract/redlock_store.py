@@ -10,7 +10,7 @@ from distlocks import Lease
 from distlocks.backends.redis.links import Link
 from distlocks.backends.redis.wire import ReplyError, pack
 from distlocks.backends.redlock import RedlockBackend
-from distlocks.backends.redlock.nodes import Node
+from distlocks.backends.redlock.node import Node
 from distlocks.claims import to_us
 from distlocks.keys import check_key
 from tests.integration.contract.redis_stores import FORGET, MOVE

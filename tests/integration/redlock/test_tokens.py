@@ -134,7 +134,7 @@ def test_what_is_under_way_of_an_earlier_try_touches_nothing_of_a_later_one(
     does what undoes it."""
     backend = make()
     request = Request(claims=claims_on([key]), owner_id=new_owner_id(), ttl_us=to_us(2))
-    early = backend._ask(request)
+    early = backend._ask(request, float("inf"))
     assert early.is_granted
     grant = backend.try_acquire(request)
     assert isinstance(grant, Grant)

@@ -5,7 +5,7 @@
 -- the asker believes the bucket to be open (see open.lua). ARGV[2]: the longest ttl in µs.
 --
 -- Fields of the hash: "\1r" the replication id of the server that vouches for it (a server has a new
--- one whenever it starts or is promoted), "\1y" until when it is in quarantine, "\1t" the last fencing token, "\1q<key>" there is a queue, "\1e" and
+-- one whenever it starts or is promoted), "\1y" when it was found to have lost its memory, "\1t" the last fencing token, "\1q<key>" there is a queue, "\1e" and
 -- "\1n" see open.lua; and per key a record:
 --   digits 1-16 expiry, 17-32 fencing token, 33-48 when acquired (all in µs), then the state:
 --   E held exclusively, R reserved for the first who waited, C cooling down, F freed (whatever
@@ -44,23 +44,22 @@ end
 -- that has not written the bucket itself may have lost grants: nothing is granted until the last
 -- of them has ended. Where an epoch is named, -1 for another epoch or another server than those
 -- for which the bucket has been opened: that does not pass by itself.
-local function quarantined(known, ready, epoch)
+local function quarantined(known, lost, epoch)
   if ARGV[1] == '-' then return 0 end
   local longest = tonumber(ARGV[2])
   local vouching = incarnation()
   if ARGV[1] ~= '' then return epoch == ARGV[1] and known == vouching and 0 or -1 end
   if known ~= vouching then
-    redis.call('HSET', H, '\1r', vouching, '\1y', digits(now + longest))
+    redis.call('HSET', H, '\1r', vouching, '\1y', now_s)
     return longest
   end
-  if not ready then return 0 end
-  local left = tonumber(ready) - now
+  if not lost then return 0 end
+  -- Each asker by its own longest ttl: others may have had longer leases, or shorter ones.
+  local left = tonumber(lost) + longest - now
   if left > longest then
     -- The server's clock has been set back.
-    left = longest
-    redis.call('HSET', H, '\1y', digits(now + left))
+    redis.call('HSET', H, '\1y', now_s)
+    return longest
   end
-  if left > 0 then return left end
-  redis.call('HDEL', H, '\1y')
-  return 0
+  return math.max(left, 0)
 end

@@ -3,8 +3,12 @@
 -- ARGV: -, -, '1' to end it at once, how far tokens may have been ahead of this node's clock in µs.
 local left = silent(call('HMGET', H, '\1r', '\1y', '\1t'))
 if left > 0 and ARGV[3] == '1' then
+  local lost, floor = unpack(call('HMGET', H, '\1y', '\1t'))
   call('HDEL', H, '\1y')
-  call('HSET', H, '\1t', digits(now + ARGV[4]))
+  -- What it remembers of later tokens stays.
+  if floor == digits(tonumber(lost) + ARGV[2]) then
+    call('HSET', H, '\1t', digits(now + ARGV[4]))
+  end
   left = 0
 end
 return left

@@ -15,13 +15,16 @@ local ours, gone, added = true, {}, false
 for i = 9, #ARGV do
   local v = found[i - 5]
   local mine = false
-  if is_live(v) then
+  if v then
     local has, its_try = whose(v)
-    -- If that is not a later one, which has overtaken this.
-    mine = has == owner and tonumber(its_try) <= tonumber(try) and sub(v, 49, 49) == 'E'
-    if not mine then return {'D', now_s, fields(ARGV[i], v)} end
-  elseif v and sub(v, 49, 49) == 'E' then
-    gone[#gone + 1] = fields(ARGV[i], v)
+    -- A later one may have overtaken this, which may also have ended before it arrived again.
+    local is_late = has == owner and tonumber(its_try) >= tonumber(try)
+    if is_live(v) then
+      mine = has == owner and tonumber(its_try) <= tonumber(try) and sub(v, 49, 49) == 'E'
+      is_late = not mine
+    end
+    if is_late then return {'D', now_s, fields(ARGV[i], v)} end
+    if not mine and sub(v, 49, 49) == 'E' then gone[#gone + 1] = fields(ARGV[i], v) end
   end
   ours = ours and mine
   added = added or not v
