@@ -79,7 +79,7 @@ class Inside:
         a lock must not come before the commit of what it guards elsewhere; and the statement that
         asks for it must not fix, before the lock is had, what the transaction is going to read.
         """
-        wrapper = connections[self.using]
+        wrapper: Any = connections[self.using]
         if (
             not wrapper.in_atomic_block
             or wrapper.needs_rollback
@@ -93,7 +93,8 @@ class Inside:
         for other in connections.all(initialized_only=True):
             if other is not wrapper and other.in_atomic_block and not in_testcase(other):
                 return None
-        return wrapper
+        found: BaseDatabaseWrapper = wrapper
+        return found
 
     def grant_of(self, owner_id: str) -> Grant | None:
         """What the owner id has been granted, if it has it yet."""
