@@ -101,6 +101,10 @@ if RUN_FOLDER and POSTGRES_URL:
         "BACKEND": "distlocks.backends.advisory.AdvisoryBackend",
         "OPTIONS": {"using": "postgres"},
     }
+    DISTLOCKS["advisory_free"] = {
+        "BACKEND": "distlocks.backends.advisory.AdvisoryBackend",
+        "OPTIONS": {"using": "postgres", "on_session_end": "free"},
+    }
 if RUN_FOLDER and MARIADB_URL:
     import pymysql
 

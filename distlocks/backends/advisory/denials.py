@@ -34,7 +34,7 @@ class Denials:
             )
         if any(holder.activity.get("unreleased") for holder in holders):
             reason = (
-                "The session that had it has ended and was not told to: its holder may not know "
+                "The session that had it has ended without a release: its holder may not know "
                 "that, until the lease ends."
             )
         remaining = max((holder.remaining for holder in holders), default=0.0)

@@ -35,6 +35,8 @@ WAITS = {
     "": WAIT.format(lock="pg_advisory_xact_lock"),
 }
 RESTORE = "SELECT set_config('lock_timeout', %s, true)"
+# Isolation levels at which each statement has a snapshot of its own.
+READS_ANEW = ("", "READ_COMMITTED", "READ_UNCOMMITTED")
 # A wait that was not successful: too long for its bound or the caller's, or in a circle.
 NOT_HAD = ("55P03", "57014", "40P01")
 
@@ -74,13 +76,16 @@ class Inside:
     def wrapper(self) -> BaseDatabaseWrapper | None:
         """The caller's connection, if it is in a transaction that a lock can live in: one that
         ends with its atomic() block, is in order, and is the only one of this thread. The end of
-        a lock must not come before the commit of what it guards elsewhere."""
-        wrapper = connections[self.using]
+        a lock must not come before the commit of what it guards elsewhere; and the statement that
+        asks for it must not fix, before the lock is had, what the transaction is going to read.
+        """
+        wrapper: Any = connections[self.using]
         if (
             not wrapper.in_atomic_block
             or wrapper.needs_rollback
             or not wrapper.commit_on_exit
             or in_testcase(wrapper)
+            or getattr(wrapper.isolation_level, "name", "") not in READS_ANEW
             or wrapper.connection is None
             or getattr(wrapper.connection.info.transaction_status, "name", "") == "INERROR"
         ):
@@ -88,7 +93,8 @@ class Inside:
         for other in connections.all(initialized_only=True):
             if other is not wrapper and other.in_atomic_block and not in_testcase(other):
                 return None
-        return wrapper
+        found: BaseDatabaseWrapper = wrapper
+        return found
 
     def grant_of(self, owner_id: str) -> Grant | None:
         """What the owner id has been granted, if it has it yet."""

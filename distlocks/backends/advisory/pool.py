@@ -166,9 +166,6 @@ class Pool:
         """Tell when the hold has had its turn in the server's queue."""
         self._watch.expect(hold.session)
 
-    def expect_no_more(self, hold: Hold) -> None:
-        self._watch.expect_no_more(hold.session)
-
     def close(self) -> None:
         """Close the free sessions, and the others when their leases have been released."""
         self._closing = True

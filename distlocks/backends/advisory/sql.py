@@ -23,11 +23,11 @@ LOCKS = """
 # Which server this is: one that was started again, or has taken the other's place, has no locks.
 STARTED = "(extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint"
 # A lease that was neither released nor has run out, and whose lock is free: whose session has ended
-# without it. Its holder may believe in it until it runs out. Waited out or, where the end of a
-# session is to free its locks at once, only if the server was started anew: then nothing has told
-# the holder for sure.
-UNRELEASED = "{r}.expires_at > {us}"
-BEFORE_RESTART = "({r}.incarnation <> {started} AND {r}.expires_at > {us})"
+# without it. Its holder may believe in it until it runs out, so it is waited out. Where the end of
+# a session is to free its locks at once, the row says so by the other sign, and the lease is waited
+# out only at another server than that one: there, nothing has told its holder for sure.
+HAUNTED = "({r}.expires_at > {us} AND {r}.incarnation <> -{started})"
+FREED_AT_ONCE = f"-{STARTED}"
 
 # What the lock is called for: tried, or had already by a wait.
 TRY_EXCLUSIVE = "pg_try_advisory_lock(%(id)s::bigint)"
@@ -57,7 +57,7 @@ taken AS (
                         metadata)
   SELECT %(name)s::text, %(owner)s::text, n, n, n + %(ttl)s::bigint,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         0, %(id)s::bigint, %(session)s::int, {started}, %(host)s::text, %(pid)s::bigint,
+         0, %(id)s::bigint, %(session)s::int, {granted_at}, %(host)s::text, %(pid)s::bigint,
          %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
   FROM (SELECT {us} AS n FROM had WHERE got AND NOT EXISTS (SELECT FROM sharers) OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
@@ -85,7 +85,7 @@ taken AS (
                         metadata)
   SELECT %(name)s::text, '', n, n, 0, 0,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         %(id)s::bigint, 0, {started}, '', 0, '', '', '{{}}'
+         %(id)s::bigint, 0, {granted_at}, '', 0, '', '', '{{}}'
   FROM (SELECT {us} AS n FROM had WHERE got OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
     (owner_id, fencing_token, expires_at, incarnation, shared_until) = (
@@ -103,7 +103,7 @@ sharer AS (
   SELECT %(name)s::text || chr(30) || %(owner)s::text, %(owner)s::text, fencing_token, n,
          n + %(ttl)s::bigint,
          CASE WHEN %(min_hold)s::bigint > 0 THEN n + %(min_hold)s::bigint ELSE 0 END,
-         0, %(id)s::bigint, %(session)s::int, {started}, %(host)s::text, %(pid)s::bigint,
+         0, %(id)s::bigint, %(session)s::int, {granted_at}, %(host)s::text, %(pid)s::bigint,
          %(thread)s::text, %(label)s::text, %(metadata)s::jsonb
   FROM (SELECT fencing_token, {us} AS n FROM taken OFFSET 0) AS clock
   ON CONFLICT (name) DO UPDATE SET
@@ -297,11 +297,11 @@ class Texts:
     """All statements, for one table; `waits_out` for leases whose sessions have ended."""
 
     def __init__(self, table: str, *, waits_out: bool) -> None:
-        rule = UNRELEASED if waits_out else BEFORE_RESTART
         names = {"t": table, "us": US, "locks": LOCKS, "started": STARTED, "lazily": LAZILY}
-        names["haunted_by_sharer"] = rule.format(**names, r="s")
-        listed = {**names, "haunted": rule.format(**names, r="r")}
-        names["haunted"] = rule.format(**names, r="l")
+        names["granted_at"] = STARTED if waits_out else FREED_AT_ONCE
+        names["haunted_by_sharer"] = HAUNTED.format(**names, r="s")
+        listed = {**names, "haunted": HAUNTED.format(**names, r="r")}
+        names["haunted"] = HAUNTED.format(**names, r="l")
 
         def asked(sql: str, *, take: str = "", idle: str = IDLE) -> Raw:
             return Raw(sql.format(**names, ours=OURS, take=take, idle=idle))

@@ -16,6 +16,8 @@ from .wire import Wire
 
 # How often a try whose session breaks is made again, beside those whose sessions were old.
 RESENDS = 1
+# How many of those there may be, one after the other, before the server is taken for broken.
+MOST_OLD = 50
 
 
 class Tries:
@@ -32,7 +34,7 @@ class Tries:
 
     def acquire(self, request: Request) -> Grant | Denial:
         """Take all claims in a session, or none."""
-        resends = RESENDS
+        resends, old = RESENDS, 0
         while True:
             hold = self._hold_for(request)
             if hold is None:
@@ -48,9 +50,11 @@ class Tries:
                     self._pool.end(hold, clean=False)
                     if broken.in_doubt:
                         self._pool.close_free()
-                        if not resends:
-                            raise unavailable(self._rows.using, broken) from broken
                         resends -= 1
+                    else:
+                        old += 1
+                    if resends < 0 or old > MOST_OLD:
+                        raise unavailable(self._rows.using, broken) from broken
                     continue
                 except (NoAnswer, Refused) as error:
                     self._pool.end(hold, clean=False)
@@ -59,7 +63,7 @@ class Tries:
                     # Interrupted in the middle: what the session has, nobody knows.
                     self._pool.end(hold, clean=False)
                     raise
-            if resends and isinstance(answer, Denial) and _is_in_own_way(answer, request):
+            if resends > 0 and isinstance(answer, Denial) and _is_in_own_way(answer, request):
                 # The session of an earlier try, of whose answer nobody has heard.
                 resends -= 1
                 self._rows.abandon(replace(request, min_hold_us=0))

@@ -45,11 +45,6 @@ class Watch:
                 self._awaited.add(session.fd)
                 self._look_again()
 
-    def expect_no_more(self, session: Session) -> None:
-        with self._mutex:
-            if self._sessions.get(session.fd) is session:
-                self._awaited.discard(session.fd)
-
     def remove(self, session: Session) -> None:
         """Before it is closed: its number is another's then."""
         with self._mutex:

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from django.db.backends.postgresql.psycopg_any import is_psycopg3
-
 from ... import clock
 from ...claims import EXCLUSIVE, Holder, Request
 from ...waiting import ROW_WAIT
@@ -248,6 +246,9 @@ class PostgreSQL(Dialect):
 
     def __init__(self, alias: str, tables: Tables) -> None:
         super().__init__(alias, tables)
+        # Not before it is known that there is a driver.
+        from django.db.backends.postgresql.psycopg_any import is_psycopg3
+
         self.can_announce = is_psycopg3
         self._own = self._statements(bounded=True)
         # In a test case's transaction, which is the caller's, no time-out may stay behind.

@@ -69,32 +69,35 @@ class TestEndOfASession:
         with pytest.raises(ZeroDivisionError), store.lock(key, timeout=0) as lease:
             work(lease)
 
-    @pytest.mark.parametrize("ends", ["wait", "free"])
+    @pytest.mark.parametrize(("alias", "ttl"), [("advisory", 1.5), ("advisory_free", 20)])
     def test_a_killed_holders_lock_is_had_as_its_lease_ends_or_at_once_if_that_is_wished(
-        self, way: Way, key: str, spawn: Spawner, start: Start, ends: str
+        self, store: AdvisoryStore, key: str, spawn: Spawner, start: Start, alias: str, ttl: float
     ) -> None:
-        store = way("ending", options={"on_session_end": ends})
-        ttl = 1.5 if ends == "wait" else 20
-        holder = spawn(roles.hold, "advisory", key, ttl=ttl)
+        holder = spawn(roles.hold, alias, key, ttl=ttl)
         holder.readline()
         waiter = start(store.lock(key, timeout=20).acquire)
         store.eventually_waiting(key, 1)
         holder.kill()
         killed = lease_now()
         assert waiter.result(10).release()
-        assert lease_now() - killed < (ttl if ends == "wait" else 0) + AT_ONCE
+        assert lease_now() - killed < (ttl if alias == "advisory" else 0) + AT_ONCE
 
+    @pytest.mark.parametrize("ends", ["wait", "free"])
     def test_who_has_not_been_told_does_not_share_its_lock(
-        self, store: AdvisoryStore, proxied: AdvisoryStore, proxy: FaultProxy, key: str, way: Way
+        self, store: AdvisoryStore, way: Way, proxy: FaultProxy, key: str, ends: str
     ) -> None:
-        """The server has ended the session of a holder that is cut off. The control frees it."""
-        lease = proxied.hold(key, ttl=2)
+        """The server has ended the session of a holder that is cut off. Others see by the row what
+        the holder's alias says of that."""
+        place = {"HOST": proxy.host, "PORT": str(proxy.port)}
+        lease = way("cut_off", options={"on_session_end": ends}, **place).hold(key, ttl=2)
         proxy.mode = "blackhole"
         store.end_sessions(key)
-        with pytest.raises(LockTimeout, match="may not know"):
-            store.lock(key, timeout=0).acquire()
-        control = way("control", options={"on_session_end": "free"})
-        assert control.lock(key, timeout=0).acquire().release()
+        lock = store.lock(key, timeout=0)
+        if ends == "wait":
+            with pytest.raises(LockTimeout, match="may not know"):
+                lock.acquire()
+        else:
+            assert lock.acquire().release()
         assert not lease.lost
 
     def test_a_restart_of_the_server_ends_all_and_the_next_grant_is_a_later_one(
@@ -138,12 +141,13 @@ class TestEndOfASession:
         """As when another server takes the place of one that is cut off, together with its clients.
         The control trusts the server, which knows nothing of the lock."""
         if trusted:
-            monkeypatch.setattr(sql, "BEFORE_RESTART", "false")
+            monkeypatch.setattr(sql, "HAUNTED", "false")
         place = {"HOST": fresh_postgres.host, "PORT": str(fresh_postgres.port), "NAME": "postgres"}
-        free = way("free", options={"on_session_end": "free"}, **place)
+        options = {"on_session_end": "free"}
+        free = way("free", options=options, **place)
         with FaultProxy(fresh_postgres.host, fresh_postgres.port) as proxy:
             place = {"HOST": proxy.host, "PORT": str(proxy.port), "NAME": "postgres"}
-            lease = way("cut_off", **place).hold(key, ttl=2)
+            lease = way("cut_off", options=options, **place).hold(key, ttl=2)
             proxy.mode = "blackhole"
             fresh_postgres.kill()
             fresh_postgres.start()

@@ -1,5 +1,7 @@
 """What an advisory backend refuses, by number and with the way out."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from distlocks.checks import check_settings, check_stores
 from distlocks.conf import InvalidSetting
 from tests.integration.advisory.conftest import Way
 from tests.servers.postgres import PostgresServer
+from tests.servers.watchdog import ROOT
 
 pytestmark = pytest.mark.usefixtures("databases")
 
@@ -51,6 +54,41 @@ def test_the_older_driver_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with configured(), pytest.raises(InvalidSetting, match=r"distlocks\[advisory\]") as caught:
         _ = locks["advisory"]
     assert caught.value.check_id == "distlocks.E031"
+
+
+WITHOUT_A_DRIVER = """
+import sys
+sys.modules["psycopg"] = sys.modules["psycopg2"] = None
+from django.conf import settings
+settings.configure(
+    INSTALLED_APPS=["distlocks"],
+    DATABASES={
+        "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+        "pg": {"ENGINE": "django.db.backends.postgresql", "NAME": "none"},
+    },
+    DISTLOCKS={
+        "default": {
+            "BACKEND": "distlocks.backends.advisory.AdvisoryBackend",
+            "OPTIONS": {"using": "pg"},
+        },
+    },
+)
+import django
+django.setup()
+from distlocks.checks import check_settings
+print(*[f"{message.id} {message.hint}" for message in check_settings()])
+"""
+
+
+def test_so_is_none_at_all() -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_DRIVER],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    ).stdout
+    assert said == "distlocks.E031 Install distlocks[advisory].\n"
 
 
 def test_one_that_is_right_has_nothing_to_say() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.backends.postgresql.psycopg_any import IsolationLevel
 
 from distlocks import Lease, LeaseLost, LockTimeout, StaleToken, db_lock, locks
 from distlocks.clock import lease_now
@@ -352,6 +353,27 @@ class TestChoice:
         finally:
             transaction.rollback(using=store.using)
             transaction.set_autocommit(True, using=store.using)
+
+    def test_where_the_first_statement_fixes_what_is_read(
+        self, way: Way, key: str, start: Start
+    ) -> None:
+        """The lock is had first, and what the holder before has committed is seen."""
+        level = {"isolation_level": IsolationLevel.REPEATABLE_READ}
+        store = way("repeatable", OPTIONS=level)
+        accounts = Account.objects.using(store.using)
+        accounts.create(name=key)
+        rival = start(store.hold, key).result(10)
+
+        def take() -> int:
+            with atomic(store), store.lock(key, timeout=20) as lease:
+                assert self.is_in_session(store, key, lease)
+                return accounts.get(name=key).balance
+
+        waiter = start(take)
+        store.eventually_waiting(key, 1)
+        accounts.filter(name=key).update(balance=1)
+        rival.release()
+        assert waiter.result(10) == 1
 
     def test_without_a_transaction(self, store: AdvisoryStore, key: str) -> None:
         with store.lock(key, timeout=0) as lease:
