@@ -7,15 +7,18 @@ import os
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from project.redis_server import running_redis
 from project.servers import BASE_DIR, Server, running_servers
 from tests.servers import session
+from tests.servers.postgres import PostgresServer
 from tests.servers.zookeeper import ZooKeeperEnsemble
 
 # Short, so that a killed server's jobs come free soon.
@@ -24,7 +27,7 @@ INTERVAL_SECONDS = 1.0
 JOB_LIMIT = 6
 # Where the locks may be, for most tests; and where else: see test_every_store.
 BACKENDS = ("database", "redis")
-OTHER_BACKENDS = ("redlock", "zookeeper")
+OTHER_BACKENDS = ("redlock", "zookeeper", "advisory")
 
 
 def environment(database: Path, store: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -47,6 +50,8 @@ def locks_in(backend: str, database: Path) -> Iterator[dict[str, str]]:
         store = {"DEMO_BACKEND": backend, **STORES[backend](running)}
         if backend in ("redis", "redlock"):
             manage(database, store, "lock_quarantine", "--end", "--no-input")
+        if backend == "advisory":
+            manage(database, store, "migrate", "--database", "locks", "--verbosity", "0")
         yield store
 
 
@@ -65,11 +70,24 @@ def _zookeeper(running: ExitStack) -> dict[str, str]:
     return {"DEMO_ZOOKEEPER_HOSTS": group.addresses}
 
 
+def _advisory(running: ExitStack) -> dict[str, str]:
+    import psycopg
+    from psycopg.sql import SQL, Identifier
+
+    server = session.server(PostgresServer)
+    name = f"demo_{uuid.uuid4().hex}"
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    running.callback(server.drop, name)
+    return {"DEMO_POSTGRES_URL": urlsplit(server.url)._replace(path=f"/{name}").geturl()}
+
+
 STORES: dict[str, Callable[[ExitStack], dict[str, str]]] = {
     "database": lambda running: {},
     "redis": _redis,
     "redlock": _redlock,
     "zookeeper": _zookeeper,
+    "advisory": _advisory,
 }
 
 
