@@ -63,31 +63,49 @@ KINDS_OF_SHARED_STORES = (
     *ADVISORY_STORES,
 )
 DATABASE_STORES = tuple(store for store in STORES[1:] if store not in REDIS_STORES)
-# For what can go wrong in processes, threads and tasks: each way to a store once.
-HAZARD_STORES = (
-    "memory",
+# For what takes long: each way to a store once.
+FEWER_SHARED_STORES = (
     "sqlite",
     "postgres",
     "portable_postgres",
     "mariadb",
     "redis",
-    "redis_sentinel",
     "redis_cluster",
     *QUORUM_STORES,
-    *ADVISORY_STORES,
-)
-# For what takes long.
-FEWER_SHARED_STORES = (
-    *(store for store in HAZARD_STORES[1:] if store != "redis_sentinel"),
     *ZOOKEEPER_STORES,
+    *ADVISORY_STORES,
 )
 SQLITE_STORES = ("sqlite", "portable_sqlite")
 POSTGRES_STORES = ("postgres", "portable_postgres")
 
 
+# Of which an ordinary run shows the like: hazards through the ORM, and where the servers are named
+# in another way, or are more; the contract where another database stands behind Redis.
+FOR_LONG_RUNS = {
+    ".hazards.": (
+        "portable_sqlite",
+        "portable_postgres",
+        "portable_mariadb",
+        "redis_cache",
+        "redis_django",
+        "redis_sentinel",
+        "valkey",
+    ),
+    ".contract.": ("fastpath_on_mariadb",),
+}
+
+
 def for_stores(aliases: Sequence[str]) -> pytest.MarkDecorator:
     """`@for_stores(SHARED_STORES)`: the test runs on these only."""
     return pytest.mark.parametrize("store", aliases, indirect=True)
+
+
+def ordinary_or_long(stores: Sequence[str], module: str) -> list[Any]:
+    """The stores as parameters, some of them only for long runs of tests in this module."""
+    rare = [one for part, names in FOR_LONG_RUNS.items() if part in module for one in names]
+    return [
+        pytest.param(store, marks=[pytest.mark.soak] if store in rare else []) for store in stores
+    ]
 
 
 class StoreClock(clock.Clock):
@@ -367,7 +385,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames and not any(
         "store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
     ):
-        stores: tuple[str, ...] = HAZARD_STORES
+        stores: tuple[str, ...] = STORES
+        if ".hazards." in metafunc.module.__name__:
+            stores = (*STORES, *QUORUM_STORES, *ADVISORY_STORES)
         if ".contract." in metafunc.module.__name__:
             stores = (
                 *STORES,
@@ -376,7 +396,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 *ZOOKEEPER_STORES,
                 *ADVISORY_STORES,
             )
-        metafunc.parametrize("store", stores, indirect=True)
+        metafunc.parametrize(
+            "store", ordinary_or_long(stores, metafunc.module.__name__), indirect=True
+        )
 
 
 @pytest.fixture

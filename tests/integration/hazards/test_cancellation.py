@@ -12,9 +12,8 @@ from distlocks import BackendUnavailable, Lease, signals
 from distlocks.claims import Grant, Waiter
 from tests.integration.contract.stores import (
     DATABASE_STORES,
-    HAZARD_STORES,
+    FEWER_SHARED_STORES,
     REDIS_STORES,
-    ZOOKEEPER_STORES,
     Gate,
     LoopGate,
     Store,
@@ -24,7 +23,7 @@ from tests.integration.contract.stores import (
 from tests.waiting import eventually_on_loop
 
 # The memory store answers without an await in between.
-AWAITED_STORES = (*HAZARD_STORES[1:], *ZOOKEEPER_STORES)
+AWAITED_STORES = FEWER_SHARED_STORES
 
 MakeGate = Callable[..., Gate | LoopGate]
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("databases")
 
 Start = Callable[..., Future[Any]]
 STORES = ("sqlite", "portable_sqlite", "postgres", "portable_postgres", "mariadb")
+FOR_LONG_RUNS = ("portable_sqlite", "portable_postgres")
 # Far longer than a look of the database's own takes.
 SOON = 4.0
 
@@ -31,7 +32,12 @@ def server(fresh_redis: RedisServer) -> RedisServer:
     return fresh_redis
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(
+    params=[
+        pytest.param(store, marks=[pytest.mark.soak] if store in FOR_LONG_RUNS else [])
+        for store in STORES
+    ]
+)
 def woken(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[DatabaseBackend]:
     """The alias "default": a database whose waiters are woken through the server."""
     entry: dict[str, Any] = settings.DISTLOCKS[request.param]
