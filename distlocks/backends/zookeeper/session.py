@@ -55,8 +55,8 @@ BYSTANDERS = (RolledBackError, RuntimeInconsistency)
 # for a goodbye.
 CONNECT_WITHIN = 2.0
 GOODBYE = 2.0
-# Seconds after which who waits for an answer looks whether one can still come.
-LOOK_AROUND = 0.1
+# Seconds after which who waits for an answer looks whether one can still come, and reminds.
+LOOK_AROUND = 0.25
 # More leases than a process has at once, ordinarily.
 MANY_LEASES = 10_000
 
@@ -104,12 +104,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """Remembers how long the server lets a session last, which kazoo keeps to itself."""
+    """Tries the next server before long, and remembers how long one lets a session last, which
+    kazoo keeps to itself."""
 
     # Seconds; 0 while nothing is known.
     negotiated = 0.0
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
+        if isinstance(request, Connect):
+            timeout = min(timeout, CONNECT_WITHIN)
         answer = super()._invoke(timeout, request, xid)
         if isinstance(request, Connect):
             self.negotiated = answer[0].time_out / 1000
@@ -278,6 +281,10 @@ class Session:
                         raise Interrupted("the session is dead", in_doubt=True) from None
                     if rest <= LOOK_AROUND:
                         raise
+                    if self._connected.is_set():
+                        # ZooKeeper 3.8.0 has been seen to hold an answer back until it heard from
+                        # its client again, which may be the next heartbeat, after seconds.
+                        self._client.exists_async(self.paths.root)
         except ANSWERS as error:
             return error
         except INTERRUPTIONS as error:
