@@ -180,7 +180,8 @@ def zookeeper_stores() -> dict[str, dict[str, object]]:
     return {
         "zookeeper": {
             "BACKEND": "distlocks.backends.zookeeper.ZooKeeperBackend",
-            "OPTIONS": {"hosts": hosts, "path": f"/{_name or 'test'}"},
+            # On a busy machine three servers now and then take seconds for one write.
+            "OPTIONS": {"hosts": hosts, "path": f"/{_name or 'test'}", "timeout": 20},
         }
     }
 

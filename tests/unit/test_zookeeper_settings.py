@@ -69,7 +69,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "path of ZooKeeper": ({"hosts": HOSTS, "path": "/zookeeper/locks"}, "ZooKeeper's own"),
     "timeout of another kind": ({"hosts": HOSTS, "timeout": "5"}, "timeout"),
     "no time": ({"hosts": HOSTS, "timeout": 0}, "timeout"),
-    "more time than a lease": ({"hosts": HOSTS, "timeout": 31}, "MAX_TTL"),
     "auth of another kind": ({"hosts": HOSTS, "auth": "secret"}, "'auth'"),
     "auth of three": ({"hosts": HOSTS, "auth": [("a", "b", "c")]}, "'auth'"),
     "acl of another kind": ({"hosts": HOSTS, "acl": "mine"}, "'acl'"),

@@ -40,7 +40,7 @@ T = TypeVar("T")
 # Seconds that a verb may take, even if its asker has no time left.
 LEAST = 0.1
 # Seconds after which a verb that was interrupted is carried out again.
-AGAIN = 0.01
+AGAIN = 0.03
 # Sessions of processes that forked: they are theirs. Finalising them would speak on their sockets.
 _inherited: list[Session] = []
 

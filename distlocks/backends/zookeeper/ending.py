@@ -93,9 +93,9 @@ def release(talk: Talk, grant: Grant) -> bool:
     # Whoever takes or frees a claim that is not its own raises the key's token: with ours still
     # there, it was our own release, whose answer was lost.
     paths = talk.session.paths
-    tokens = talk.ask(catch_up(paths.root), *[get(paths.key(claim.key)) for claim in grant.claims])[
-        1:
-    ]
+    _, *tokens = talk.ask(
+        catch_up(paths.root), *[get(paths.key(claim.key)) for claim in grant.claims]
+    )
     return all(
         done or (not isinstance(answer, NoNodeError) and int(answer[0]) == token)
         for done, answer, token in zip(freed, tokens, grant.fencing_tokens, strict=True)
@@ -111,11 +111,10 @@ def _cool_down(talk: Talk, nodes: Sequence[Named], grant: Grant) -> list[bool]:
         change = Transaction(talk)
         if one is not None:
             change.delete(one.path, one.version)
-            if one.cooled_us > now_us:
-                change.create(
-                    _path(talk, named._replace(released=True)),
-                    one.cooling_data(one.cooled_us - now_us),
-                )
+            rest_us = one.cooled_us - now_us
+            if rest_us > 0:
+                after = named._replace(released=True)
+                change.create(_path(talk, after), one.cooling_data(rest_us))
         changes.append(change)
     answers = talk.ask(*[change.send for change in changes])
     done = []
@@ -133,11 +132,8 @@ def abandon(talk: Talk, request: Request) -> None:
     paths = talk.session.paths
     owner = node_of(request.owner_id).replace(".", "%2E")
     parents = [paths.key(key) for key in request.keys] + [paths.queue(key) for key in request.keys]
-    families = talk.ask(
-        # What a server has not heard of yet must not be left behind.
-        catch_up(paths.root),
-        *[children(parent) for parent in parents],
-    )[1:]
+    # What a server has not heard of yet must not be left behind.
+    _, *families = talk.ask(catch_up(paths.root), *[children(parent) for parent in parents])
     own = [
         f"{parent}/{node}"
         for parent, family in zip(parents, families, strict=True)

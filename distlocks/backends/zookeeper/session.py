@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from kazoo.client import CLOSED_STATES, KazooClient
 from kazoo.exceptions import (
     BadVersionError,
     ConnectionClosedError,
@@ -24,17 +23,15 @@ from kazoo.exceptions import (
     SessionExpiredError,
     SessionMovedError,
 )
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Connect
+from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, ZnodeStat
-from kazoo.retry import KazooRetry
 
 from ...claims import MICROSECOND
 from ...clock import lease_now
 from ...exceptions import BackendUnavailable
 from ...identity import pid
 from ...waiting import DRIFT
+from .client import Client
 from .nodes import node_of
 from .requests import Send, create_mark, ensure, write
 from .settings import Settings
@@ -51,12 +48,10 @@ INTERRUPTIONS = (
 )
 # Of the operations of a transaction that failed: those that would have gone well.
 BYSTANDERS = (RolledBackError, RuntimeInconsistency)
-# Seconds: longest for one server to take the connection, while others are there to be tried; and
-# for a goodbye.
-CONNECT_WITHIN = 2.0
+# Seconds for a goodbye.
 GOODBYE = 2.0
-# Seconds after which who waits for an answer looks whether one can still come.
-LOOK_AROUND = 0.1
+# Seconds after which who waits for an answer looks whether one can still come, and reminds.
+LOOK_AROUND = 0.25
 # More leases than a process has at once, ordinarily.
 MANY_LEASES = 10_000
 
@@ -95,44 +90,6 @@ class Paths:
         return f"{self.queues}/{node_of(name)}"
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """A server that does not answer is not waited for as long as a session may last."""
-
-    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["timeout"] = min(kwargs.get("timeout") or CONNECT_WITHIN, CONNECT_WITHIN)
-        return super().create_connection(*args, **kwargs)
-
-
-class _Connection(ConnectionHandler):  # type: ignore[misc]
-    """Remembers how long the server lets a session last, which kazoo keeps to itself."""
-
-    # Seconds; 0 while nothing is known.
-    negotiated = 0.0
-
-    def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
-        answer = super()._invoke(timeout, request, xid)
-        if isinstance(request, Connect):
-            self.negotiated = answer[0].time_out / 1000
-        return answer
-
-
-class _Client(KazooClient):  # type: ignore[misc]
-    """Lets through what interrupts a thread that asks: kazoo would take it for a closed socket."""
-
-    def _call(self, request: Any, pending: Any) -> Any:
-        if self._state in CLOSED_STATES:
-            return super()._call(request, pending)
-        self._queue.append((request, pending))
-        wake = self._connection._write_sock
-        try:
-            if wake is None:
-                raise OSError("It is closed.")
-            wake.send(b"\0")
-        except OSError as error:
-            pending.set_exception(ConnectionClosedError(str(error)))
-        return None
-
-
 class Session:
     """One session with the ensemble, shared by the threads of one process.
 
@@ -157,18 +114,12 @@ class Session:
         # By the servers' clock, in microseconds, and by this machine's, in seconds.
         self._sample = (0, 0.0)
         self._watchers: dict[str, Callable[[Any], None]] = {}
-        self._client = _Client(
+        self._client = Client(
             hosts=settings.hosts,
             timeout=settings.session_timeout,
-            handler=_Handler(),
-            connection_retry=KazooRetry(max_tries=-1, delay=0.05, max_delay=1.0),
             auth_data=settings.auth,
             default_acl=settings.acl,
             **settings.connection,
-        )
-        first = self._client._connection
-        self._connection = self._client._connection = _Connection(
-            self._client, first.retry_sleeper, first.logger, first.sasl_options
         )
         self._client.add_listener(self._on_state)
         self._client.start_async()
@@ -176,7 +127,7 @@ class Session:
     @property
     def timeout(self) -> float:
         """Seconds that the session lasts without a sign of life, as agreed with the server."""
-        return self._connection.negotiated
+        return self._client.negotiated
 
     def _on_state(self, state: str) -> None:
         # In kazoo's own thread, which must not be held up.
@@ -278,6 +229,10 @@ class Session:
                         raise Interrupted("the session is dead", in_doubt=True) from None
                     if rest <= LOOK_AROUND:
                         raise
+                    if self._connected.is_set():
+                        # ZooKeeper 3.8.0 has been seen to hold an answer back until it heard from
+                        # its client again, which may be the next heartbeat, after seconds.
+                        self._client.exists_async(self.paths.root)
         except ANSWERS as error:
             return error
         except INTERRUPTIONS as error:

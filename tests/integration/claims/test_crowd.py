@@ -18,7 +18,7 @@ from tests.servers.children import Child, Spawner
 PROCESSES = 6
 SECONDS = 2.5
 SOAK_SECONDS = float(os.environ.get("DISTLOCKS_SOAK_SECONDS", "300"))
-KINDS = ("sqlite", "postgres", "mariadb", "redis", "redis_cluster")
+KINDS = ("sqlite", "postgres", "mariadb", "redis", "redis_cluster", "zookeeper")
 TOGETHER = ("shared", "permit", "intention")
 
 every_kind = for_stores(KINDS)

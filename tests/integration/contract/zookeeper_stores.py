@@ -82,7 +82,7 @@ class ZooKeeperStore(Store):
     def break_connection(self) -> None:
         """As a firewall does that forgets, or a server that ends."""
         session = self.zookeeper._session
-        connection = session._connection._socket if session is not None else None
+        connection = session._client._connection._socket if session is not None else None
         if connection is not None:
             with suppress(OSError):
                 connection.shutdown(SHUT_RDWR)

@@ -65,7 +65,7 @@ def proxied(
             there = f"{login}{at}{proxy.host}:{proxy.port}"
             entry["OPTIONS"]["url"] = url._replace(netloc=there).geturl()
         elif store.alias == "zookeeper":
-            entry["OPTIONS"] |= {"hosts": f"{proxy.host}:{proxy.port}", "timeout": 1.0}
+            entry["OPTIONS"] |= {"hosts": f"{proxy.host}:{proxy.port}", "timeout": 1.5}
         else:
             database = copy.deepcopy(connections["postgres"].settings_dict)
             database |= {"HOST": proxy.host, "PORT": str(proxy.port)}
@@ -74,9 +74,9 @@ def proxied(
         settings.DISTLOCKS = {**settings.DISTLOCKS, "proxied": entry}
         client = Proxied("proxied", proxy)
         if store.alias == "zookeeper":
-            from distlocks.backends.zookeeper.session import _Client
+            from distlocks.backends.zookeeper.client import Client
 
-            monkeypatch.setattr(_Client, "_call", client.watch_zookeeper(_Client._call))
+            monkeypatch.setattr(Client, "_call", client.watch_zookeeper(Client._call))
         with watched(client.before, client.alias):
             yield client
         proxy.mode = "pass"

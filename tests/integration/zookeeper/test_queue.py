@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from distlocks import Lease, LockTimeout
 from distlocks.backends.zookeeper import acquiring, session, sweeping
@@ -158,6 +160,16 @@ class TestSweep:
         assert set(store._names(key)) == {names["new"], names["held"], names["waited for"]}
         assert store.owner(names["held"]) == held.owner_id
         assert held.release()
+
+    def test_the_command_clears_what_was_left_behind(self, store: ZooKeeperStore, key: str) -> None:
+        dead = store.grant(key, host="web-7", label="nightly")
+        store.expire(key)
+        output = StringIO()
+        call_command("sweep_locks", "--backend", store.alias, stdout=output)
+        assert key in output.getvalue()
+        assert "nightly" in output.getvalue()
+        assert store.with_client(lambda c: c.get_children(store.zookeeper.paths.key(key))) == []
+        assert store.grant(key).fencing_tokens > dead.fencing_tokens
 
     @pytest.mark.parametrize("checked", [True, False])
     def test_a_key_that_is_deleted_and_made_again_is_not_the_key_that_was_seen(
