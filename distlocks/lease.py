@@ -29,6 +29,8 @@ from .waiting import DRIFT, GRANULARITY, lease_deadline
 logger = logging.getLogger("distlocks")
 
 if TYPE_CHECKING:
+    from django.dispatch import Signal
+
     from .guard import GuardedTransaction
 
 OnLost = Callable[["Lease"], object]
@@ -387,16 +389,19 @@ class Lease:
         self._given_back = True
         renewer.discard(self)
         if signals.lock_released.receivers:
-            recorder.send(
-                signals.lock_released,
-                type(self.backend),
-                alias=self.backend.alias,
-                keys=self.keys,
-                owner_id=self.owner_id,
-                fencing_tokens=self._tokens,
-                ours=not self._lost,
-                label=self.label,
-            )
+            self._tell(signals.lock_released, ours=not self._lost)
+
+    def _tell(self, signal: Signal, **more: Any) -> None:
+        recorder.send(
+            signal,
+            type(self.backend),
+            alias=self.backend.alias,
+            keys=self.keys,
+            owner_id=self.owner_id,
+            fencing_tokens=self._tokens,
+            label=self.label,
+            **more,
+        )
 
     # What a `with` block and a decorator call at their end
 
@@ -493,17 +498,7 @@ class Lease:
             self._ending = reason
         keys, remaining = ", ".join(map(repr, self.keys)), self.remaining
         logger.warning("The lease of %s ends in %.1f s: %s.", keys, max(remaining, 0.0), reason)
-        recorder.send(
-            signals.lease_ending,
-            type(self.backend),
-            alias=self.backend.alias,
-            keys=self.keys,
-            owner_id=self.owner_id,
-            fencing_tokens=self._tokens,
-            remaining=remaining,
-            reason=reason,
-            label=self.label,
-        )
+        self._tell(signals.lease_ending, remaining=remaining, reason=reason)
 
     def lose(self, reason: str) -> None:
         """Note that the lease is lost, and tell whoever asked to be told."""
@@ -517,16 +512,7 @@ class Lease:
         if self._on_lost is not None:
             on_lost = self._on_lost
             recorder.call(lambda: on_lost(self))
-        recorder.send(
-            signals.lease_lost,
-            type(self.backend),
-            alias=self.backend.alias,
-            keys=self.keys,
-            owner_id=self.owner_id,
-            fencing_tokens=self._tokens,
-            reason=reason,
-            label=self.label,
-        )
+        self._tell(signals.lease_lost, reason=reason)
 
     def give_back(self) -> None:
         """Release at the store now."""

@@ -12,7 +12,7 @@ from django.conf import settings
 from django.core import mail
 from django.test import override_settings
 
-from distlocks import Lease, db_lock, lock, locks
+from distlocks import Lease, acquisition, db_lock, locks
 from distlocks.backends.fastpath import FastPathBackend
 from distlocks.clock import lease_now
 from tests.integration.nemesis.test_deadline import on_lease_clock
@@ -66,7 +66,7 @@ def test_a_late_answer_does_not_make_a_lease_last_beyond_the_drain(
         def counted_late(*args: Any, first_send: float, **options: Any) -> Lease:
             return Lease(*args, first_send=lease_now(), **options)
 
-        monkeypatch.setattr(lock, "Lease", counted_late)
+        monkeypatch.setattr(acquisition, "Lease", counted_late)
     # Connected, and with the script loaded.
     db_lock(f"{key}:warm", backend="slow", timeout=0).acquire().release()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distlocks import Lease, db_lock, lock
+from distlocks import Lease, acquisition, db_lock
 from distlocks.clock import lease_now
 from tests.servers.proxy import FaultProxy
 from tests.servers.redis import RedisServer
@@ -37,7 +37,7 @@ def test_a_late_answer_does_not_make_a_lease_last_beyond_the_stores_expiry(
         def counted_late(*args: Any, first_send: float, **options: Any) -> Lease:
             return Lease(*args, first_send=lease_now(), **options)
 
-        monkeypatch.setattr(lock, "Lease", counted_late)
+        monkeypatch.setattr(acquisition, "Lease", counted_late)
     with (
         FaultProxy(redis_server.host, redis_server.port, delay=DELAY) as proxy,
         ThreadPoolExecutor() as threads,

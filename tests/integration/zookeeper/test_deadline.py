@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django.fixtures import Settings
 
-from distlocks import Lease, lock
+from distlocks import Lease, acquisition
 from distlocks.clock import lease_now
 from tests.integration.contract.stores import ZOOKEEPER_STORES, Store, for_stores
 from tests.integration.contract.zookeeper_stores import ZooKeeperStore
@@ -36,7 +36,7 @@ def test_a_late_answer_does_not_make_a_lease_last_beyond_its_end_for_others(
         def counted_late(*args: Any, first_send: float, **options: Any) -> Lease:
             return Lease(*args, first_send=lease_now(), **options)
 
-        monkeypatch.setattr(lock, "Lease", counted_late)
+        monkeypatch.setattr(acquisition, "Lease", counted_late)
     host, _, port = store.zookeeper.settings.hosts.split(",")[0].partition(":")
     with FaultProxy(host, int(port), delay=DELAY) as proxy:
         entry = settings.DISTLOCKS[store.alias]
