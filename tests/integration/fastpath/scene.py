@@ -224,16 +224,7 @@ class Scene:
         return max(since - int(DRAIN * MICROSECOND), began_us)
 
     def _longest_wait_since(self, began_us: int) -> float:
-        moment = lease_now() - (now_us() - began_us) / MICROSECOND
-        began: dict[str, float] = {}
-        longest = 0.0
-        for event in self.rig.events():
-            who, at = event["who"], event["at"]
-            if event["event"] == "ask":
-                began[who] = at
-            elif event["event"] in ("grant", "denied") and at > moment:
-                longest = max(longest, at - max(began[who], moment))
-        return longest
+        return self.rig.longest_wait_since(lease_now() - (now_us() - began_us) / MICROSECOND)
 
     # The end
 

@@ -135,21 +135,10 @@ class Scene:
             rig.hear(name, "released")
             rig.stop(name)
         self._holders.clear()
-        gap = self._longest_wait_since(healed)
+        gap = self.rig.longest_wait_since(healed)
         assert gap <= bound, f"somebody waited {gap:.1f} s after {nemesis.__name__}"
         self.gaps.append(gap)
         return gap
-
-    def _longest_wait_since(self, moment: float) -> float:
-        began: dict[str, float] = {}
-        longest = 0.0
-        for event in self.rig.events():
-            who, at = event["who"], event["at"]
-            if event["event"] == "ask":
-                began[who] = at
-            elif event["event"] in ("grant", "denied") and at > moment:
-                longest = max(longest, at - max(began[who], moment))
-        return longest
 
     # The end
 

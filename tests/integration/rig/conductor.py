@@ -179,6 +179,18 @@ class Rig:
     def events(self) -> list[journal.Event]:
         return list(journal.read(self._folder))
 
+    def longest_wait_since(self, moment: float) -> float:
+        """The longest time that anybody has waited since then, on the lease clock."""
+        began: dict[str, float] = {}
+        longest = 0.0
+        for event in self.events():
+            who, at = event["who"], event["at"]
+            if event["event"] == "ask":
+                began[who] = at
+            elif event["event"] in ("grant", "denied") and at > moment:
+                longest = max(longest, at - max(began[who], moment))
+        return longest
+
     def report(self) -> checker.Report:
         """What the journals and, where there is one, the server's log show."""
         return self.store.report(self.events())
