@@ -82,6 +82,17 @@ class TestTake:
         assert server.release("a", key, number=5) == "1"
         server.value("b", 1, key)
 
+    def test_until_the_minimum_hold_has_passed_nobody_takes_it(
+        self, server: OneServer, key: str
+    ) -> None:
+        """Not who had it before either."""
+        server.value("a", 1, key, proposal=server.now)
+        assert server.release("a", key, number=1, hold=60 * SECOND) == "1"
+        record = server.field(key)
+        for owner in ("a", "b"):
+            assert server.take(owner, 2, key)[0] == b"D"
+        assert server.field(key) == record
+
     def test_of_several_keys_all_are_taken_or_none(self, server: OneServer, key: str) -> None:
         server.value("a", 1, f"{key}:2")
         reply = server.take("b", 1, f"{key}:1", f"{key}:2", f"{key}:3")
