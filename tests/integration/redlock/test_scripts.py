@@ -355,13 +355,13 @@ class TestExtend:
 
     @pytest.mark.parametrize("how", ["another's", "another grant's", "freed", "cooling", "expired"])
     def test_what_is_lost_is_not_brought_back(self, server: OneServer, key: str, how: str) -> None:
-        token = server.value("a", 1, key, proposal=server.now)
-        owner = "b" if how == "another's" else "a"
+        token = server.value("ab", 1, key, proposal=server.now)
+        owner = "a" if how == "another's" else "ab"
         if how == "another grant's":
             token += 1
         if how in ("freed", "cooling"):
             hold = 60 * SECOND if how == "cooling" else 0
-            assert server.release("a", key, token=token, hold=hold) == "1"
+            assert server.release("ab", key, token=token, hold=hold) == "1"
         if how == "expired":
             server.age(key, 1)
         record = server.field(key)
