@@ -1,6 +1,5 @@
 """Fencing tokens grow whatever single servers forget, and whatever their clocks say."""
 
-import time
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from distlocks.backends.redlock import RedlockBackend
 from distlocks.claims import Denial, Grant, Request, claims_on, from_us, to_us
 from distlocks.identity import new_owner_id
 from tests.integration.redlock.conftest import Make, on_each
+from tests.integration.redlock.one_server import OneServer
 from tests.servers.redis_groups import IndependentGroup
 from tests.waiting import eventually
 
@@ -68,8 +68,8 @@ def test_a_common_token_is_put_on_a_majority(make: Make, key: str) -> None:
     """Each server had another last token on the key."""
     backend = make()
     token_of(key)
-    for number, node in enumerate(backend.nodes):
-        raise_record(node, key, to_us(10 + number))
+    for number in range(5):
+        raise_record(OneServer(backend, number), key, to_us(10 + number))
     lease = db_lock(key, backend="redlock", timeout=0).acquire()
     eventually(lambda: on_each(backend, key) == [lease.owner_id] * 5)
     tokens = [node.half.holders(key)[0].fencing_token for node in backend.nodes]
@@ -78,12 +78,10 @@ def test_a_common_token_is_put_on_a_majority(make: Make, key: str) -> None:
     assert token_of(key) > lease.fencing_token
 
 
-def raise_record(node: Any, key: str, us: int) -> None:
-    from distlocks.backends.redis.wire import pack
-
-    was = node.servers.ask(node.hash_name, pack(b"HGET", node.hash_name, key.encode()))
-    changed = was[:16] + b"%016d" % (int(was[16:32]) + us) + was[32:]
-    node.servers.ask(node.hash_name, pack(b"HSET", node.hash_name, key.encode(), changed))
+def raise_record(server: OneServer, key: str, us: int) -> None:
+    was = server.field(key)
+    assert was is not None
+    server.ask("HSET", key, f"{was[:16]}{int(was[16:32]) + us:016d}{was[32:]}")
 
 
 def test_a_proposal_far_ahead_is_refused_and_made_again(make: Make, key: str) -> None:
@@ -140,21 +138,15 @@ def test_what_is_under_way_of_an_earlier_try_touches_nothing_of_a_later_one(
     assert isinstance(grant, Grant)
     eventually(lambda: on_each(backend, key) == [request.owner_id] * 5)
     undo_first_try(backend, request, key)
-    time.sleep(0)
     assert on_each(backend, key) == [request.owner_id] * 5
     assert backend.release(grant) is True
 
 
 def undo_first_try(backend: RedlockBackend, request: Request, key: str) -> None:
     """What would undo the first of two tries, on all servers."""
-    from distlocks.backends.redis.scripts import script
-    from distlocks.backends.redis.wire import packed
-
     first = next(backend._tries) - 2
-    words = (request.owner_id.encode(), b"%d" % first, b"", b"0", key.encode())
-    for node in backend.nodes:
-        reply = node.servers.run(node.hash_name, script("redlock_release"), 5, packed(words))
-        assert reply == b"0"
+    for number in range(5):
+        assert OneServer(backend, number).release(request.owner_id, key, number=first) == "0"
 
 
 @pytest.mark.parametrize("options", [{"shared": True}, {"limit": 3}], ids=["shared", "permits"])
@@ -179,7 +171,7 @@ def test_a_split_vote_is_none(make: Make, key: str) -> None:
     backend = make()
     token_of(key)
     for number, owner in ((0, "a"), (1, "a"), (2, "b"), (3, "b")):
-        take_on_one(backend, number, owner, key)
+        OneServer(backend, number).value(owner, 1, key)
     request = Request(claims=claims_on([key]), owner_id=new_owner_id(), ttl_us=to_us(2))
     denial = backend.try_acquire(request)
     assert isinstance(denial, Denial)
@@ -187,13 +179,3 @@ def test_a_split_vote_is_none(make: Make, key: str) -> None:
     assert denial.remaining == 0
     assert "at once" in denial.reason
     assert backend.holders(key) == []
-
-
-def take_on_one(backend: RedlockBackend, number: int, owner: str, key: str) -> None:
-    from distlocks.backends.redis.scripts import script
-    from distlocks.backends.redis.wire import packed
-
-    node = backend.nodes[number]
-    words = (owner.encode(), b"1", b"2000000", b"1", b"0", b"\t0\t\t\t", key.encode())
-    reply = node.servers.run(node.hash_name, script("redlock_take"), 7, packed(words))
-    assert reply[0] == b"G"
