@@ -328,6 +328,18 @@ def granted(server: OneServer, key: str) -> list[bytes]:
     reply: list[bytes] = server.take("a", 1, key, proposal=LOW)
     return reply if reply[0] == b"G" else []
 
+    def test_ending_it_leaves_a_token_that_is_not_as_high_as_its_end(
+        self, make: Make, key: str
+    ) -> None:
+        backend = make(ttl=30.0)
+        server = OneServer(backend)
+        floor = server.now + 10 * SECOND
+        server.ask("HSET", "\x01t", f"{floor:016d}")
+        server.disown()
+        assert server.take("a", 1, key)[0] == b"Q"
+        assert backend.quarantine(end=True) == 0
+        assert server.value("a", 1, key) > floor
+
 
 class TestExtend:
     def test_it_lasts_longer(self, server: OneServer, key: str) -> None:

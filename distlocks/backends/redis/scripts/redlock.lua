@@ -1,23 +1,20 @@
 -- Behind common.lua, before every script of a Redlock node: one of several servers, of which a
 -- majority decides. Each key has an exclusive record or none. In it, the owner id is followed by a
 -- tab and the number of its owner's try: what is still under way of an earlier try touches nothing
--- of a later one. "\1t" is the highest token among the records that are gone, or the end of the
--- quarantine: above every token from before it.
+-- of a later one. "\1t" is the highest token among the records that are gone.
 local call, sub = redis.call, string.sub
 
--- µs until this node may vote again, 0 in ordinary times. `about` are its fields "\1r", "\1y" and
--- "\1t".
-local function silent(about)
-  local left = quarantined(about[1], about[2])
-  if left > 0 and now + left > tonumber(about[3] or 0) then
-    -- Tokens are ahead of this clock by less than what the quarantine is longer than a lease.
-    call('HSET', H, '\1t', digits(now + left))
-  end
-  return left
+-- Above every token of which nothing is known here any more, from the fields "\1y" and "\1t". Tokens
+-- are ahead of this node's clock by less than what the quarantine is longer than a lease.
+local function floor_of(lost, forgotten)
+  local floor = tonumber(forgotten or 0)
+  if lost then floor = math.max(floor, tonumber(lost) + ARGV[2]) end
+  return floor
 end
 
-local function is_silent()
-  return silent(call('HMGET', H, '\1r', '\1y', '\1t')) > 0
+-- µs until this node may vote again, 0 in ordinary times.
+local function silent()
+  return quarantined(unpack(call('HMGET', H, '\1r', '\1y')))
 end
 
 -- The owner id, the number of its try, and who it is.

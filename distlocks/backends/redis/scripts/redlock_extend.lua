@@ -1,7 +1,7 @@
 -- Make claims last longer. Keeps: a claim that has ended, or is another's, is never brought back.
 -- ARGV: -, -; then key, owner id, token, ttl and minimum hold of each; µs.
 -- Answers a letter for each: 1 extended, 0 lost, B while this node does not vote.
-local votes = not is_silent()
+local votes = silent() == 0
 local answers = {}
 for i = 3, #ARGV, 5 do
   local k, owner, answer = ARGV[i], ARGV[i + 1], '0'

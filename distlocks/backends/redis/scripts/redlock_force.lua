@@ -1,7 +1,7 @@
 -- Free a key from whoever has it; who had it.
 -- Keeps: a later release of the holder's finds nothing of its own; the token stays on the key.
 -- ARGV: -, -, key.
-is_silent()
+silent()
 local v = call('HGET', H, ARGV[3])
 if not is_live(v) then return {now_s} end
 local told = fields(ARGV[3], v)

@@ -12,7 +12,7 @@ for i = 7, #ARGV do
   local prefix = owner .. '\t' .. (try == '' and '' or try .. '\n')
   if not v or sub(v, 50, 49 + #prefix) ~= prefix
     or token ~= '' and not is_of(v, owner, token) then
-    answer = is_silent() and '1' or '0'
+    answer = silent() > 0 and '1' or '0'
   else
     if sub(v, 49, 49) == 'E' then
       local at = tonumber(sub(v, 33, 48)) + min_hold

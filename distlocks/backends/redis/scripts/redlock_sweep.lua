@@ -1,7 +1,7 @@
 -- Clear what is past its expiry, in one page. Keeps: what is live is not touched.
 -- ARGV: -, -, cursor, about how many, '1' to change nothing.
 local dry = ARGV[5] == '1'
-is_silent()
+silent()
 local page = call('HSCAN', H, ARGV[3], 'COUNT', ARGV[4])
 local examined, deleted, expired = 0, 0, {}
 local long_ago = digits(now - REMEMBERED)

@@ -5,11 +5,11 @@
 -- node's clock, who it is; then the keys. Durations are in µs.
 local owner, try, hold, proposal = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local found = call('HMGET', H, '\1r', '\1y', '\1t', unpack(ARGV, 9))
-local left = silent(found)
+local left = quarantined(found[1], found[2])
 if left > 0 then return {'Q', now_s, left} end
 if proposal > now + tonumber(ARGV[7]) then return {'S', now_s} end
 
-local value = math.max(proposal, tonumber(found[3] or 0) + 1)
+local value = math.max(proposal, floor_of(found[2], found[3]) + 1)
 -- Whether this is sent again, or another try of the same asker.
 local ours, gone, added = true, {}, false
 for i = 9, #ARGV do
