@@ -252,11 +252,11 @@ class Lease:
 
         Raises LeaseLost if the store has it no more or the answer came after the old deadline,
         BackendUnavailable if the store does not answer or extends no lease from before a change
-        of the authority (then the lease is what it was), and
+        of the authority (then the lease is what it was, or shorter if that was asked for), and
         ValueError for a ttl below 1 s or above the alias' MAX_TTL.
         """
         extension, asked = self._asked_extension(ttl)
-        first_send = lease_now()
+        first_send = self._about_to_extend(asked)
         with self._naming_keys():
             answer = self.backend.extend([extension])
         self._after_extension(answer, first_send, asked, lasting=ttl is not None)
@@ -264,10 +264,19 @@ class Lease:
     async def aextend(self, ttl: float | timedelta | None = None) -> None:
         """See extend()."""
         extension, asked = self._asked_extension(ttl)
-        first_send = lease_now()
+        first_send = self._about_to_extend(asked)
         with self._naming_keys():
             answer = await self.backend.aextend([extension])
         self._after_extension(answer, first_send, asked, lasting=ttl is not None)
+
+    def _about_to_extend(self, ttl: float) -> float:
+        """The moment of the request. If it makes the lease shorter, and the answer is lost, the
+        store may have done it."""
+        first_send = lease_now()
+        if not self._grant.ends_with_transaction:
+            with self._mutex:
+                self.deadline = min(self.deadline, lease_deadline(first_send, ttl))
+        return first_send
 
     @contextmanager
     def _naming_keys(self) -> Iterator[None]:

@@ -40,8 +40,9 @@ def lock_store(say: Callable[[str], None]) -> Iterator[LockStore]:
             for alias in set(settings.DATABASES) - {"default"}:
                 call_command("migrate", database=alias, verbosity=0)
             store = LockStore(environment=environment, where=_where())
-            # Whoever does not answer is told of before any server is started.
-            locks["default"].holders(limit=1)
+            if store.where:
+                # Whoever does not answer is told of before any server is started.
+                locks["default"].holders(limit=1)
             if locks["default"].supports_quarantine:
                 if environment:
                     # Nobody can have a lease from before these servers' start.

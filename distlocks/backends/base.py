@@ -145,6 +145,11 @@ class BaseBackend(ABC):
         asker's turn where it would starve otherwise.
         """
 
+    @property
+    def sweep_scope(self) -> object:
+        """What sweep() works through: the same for aliases of which sweeping one is enough."""
+        return self.alias
+
     def quarantine(self, *, end: bool = False) -> float:
         """Seconds until the store grants again, 0 in ordinary times; with `end`, make it so.
 

@@ -20,7 +20,7 @@ from distlocks.models import Lock, LockHolder
 from distlocks.signals import locks_expired
 from distlocks.testing import flush_events
 from tests.factories import SECOND, LockFactory, now_us
-from tests.integration.contract.stores import REDIS_STORES
+from tests.integration.contract.stores import POSTGRES_STORES
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("databases")
@@ -430,13 +430,21 @@ def test_aliases_that_share_a_table_sweep_it_once() -> None:
         LockFactory(using=using, expired=True)
     output = sweep(None)
     assert output.count("examined 1 rows, cleared 1 expired") == 2
-    # One line for each table, and one for the locks in memory.
     told = re.findall(r"^(\w+): examined", output, re.MULTILINE)
-    # What a fast path has in a table is swept with its locks in Redis.
-    others = (*REDIS_STORES, *(alias for alias in told if alias.startswith("fastpath")))
-    assert len([alias for alias in told if alias not in others]) == len(
-        {"default", "postgres", "mariadb", "memory"}
+    # One line for each table. What a fast path has in a table is swept with its locks in Redis.
+    tables = (
+        "sqlite",
+        "portable_sqlite",
+        "default",
+        *POSTGRES_STORES,
+        "mariadb",
+        "portable_mariadb",
     )
+    assert len([alias for alias in told if alias in tables]) == len(
+        {"default", "postgres", "mariadb"}
+    )
+    # Advisory locks have a table of their own.
+    assert "advisory" in told
 
 
 def test_several_aliases_may_be_named() -> None:

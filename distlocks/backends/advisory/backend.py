@@ -205,14 +205,14 @@ class AdvisoryBackend(BaseBackend):
         hold = self._pool.hold_of(request.owner_id)
         if hold is not None:
             with hold.mutex:
-                self._abandon(hold)
+                inside = self._abandon(hold) or inside
         try:
-            # A caller's session is the caller's.
+            # A caller's session is the caller's; one that was freed may be somebody else's by now.
             self.rows.abandon(request, ending_sessions=not inside)
         finally:
             self._waiters.wake(request.keys)
 
-    def _abandon(self, hold: Hold) -> None:
+    def _abandon(self, hold: Hold) -> bool:
         clean = False
         try:
             if self._pool.hold_of(hold.owner_id) is hold:
@@ -224,6 +224,7 @@ class AdvisoryBackend(BaseBackend):
             pass
         finally:
             self._pool.end(hold, clean=clean)
+        return clean
 
     @tidily
     def release(self, grant: Grant) -> bool:
@@ -267,14 +268,14 @@ class AdvisoryBackend(BaseBackend):
         if len(self._ended) > REMEMBERED:
             self._ended.popitem(last=False)
 
-    def _has_lost(self, hold: Hold) -> None:
-        """Its session has ended."""
-        # Whoever is asking it right now finds out, and must not have it closed under its feet.
+    def _has_lost(self, hold: Hold) -> bool:
+        """Its session has ended; False if somebody is asking it right now, who must not have it
+        closed under its feet."""
         if not hold.mutex.acquire(blocking=False):
-            return
+            return False
         try:
             if self._pool.hold_of(hold.owner_id) is not hold:
-                return
+                return True
             self._remember(hold.owner_id, released=False)
             self._pool.end(hold, clean=False)
         finally:
@@ -282,6 +283,7 @@ class AdvisoryBackend(BaseBackend):
         for tell in losses:
             tell(hold.owner_id, GONE)
         self._waiters.wake(hold.grant.keys if hold.grant else ())
+        return True
 
     @tidily
     def force_release(self, key: str) -> list[Holder]:
@@ -320,6 +322,10 @@ class AdvisoryBackend(BaseBackend):
     @tidily
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         return [self._public(one) for one in self.rows.holders(self.prefix + prefix, limit)]
+
+    @property
+    def sweep_scope(self) -> object:
+        return "advisory locks", self.using
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False

@@ -34,8 +34,10 @@ class Batch:
                 if not self._begin(hold, extension):
                     begun.pop()
                     hold.mutex.release()
-            for hold, extension in begun:
-                self._end(hold, extension)
+            while begun:
+                self._end(*begun[0])
+                # Whoever else wants it need not wait for the others.
+                begun.pop(0)[0].mutex.release()
         finally:
             for hold, _ in begun:
                 hold.mutex.release()

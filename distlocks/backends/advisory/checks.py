@@ -70,11 +70,13 @@ def check_database(backend: AdvisoryBackend) -> list[CheckMessage]:
 def _open_one(backend: AdvisoryBackend) -> None:
     """Open a session as a lease would, and close it."""
 
-    def nothing(*_: object) -> None:
-        pass
-
     pool = Pool(
-        backend.using, backend.rows.channel.open, 1, prepared=(), lost=nothing, turn=nothing
+        backend.using,
+        backend.rows.channel.open,
+        1,
+        prepared=(),
+        lost=lambda hold: True,
+        turn=lambda hold: None,
     )
     session = pool.take()
     assert session is not None

@@ -155,7 +155,8 @@ class Inside:
         end = _End(lambda: self._is_over(grant.owner_id, taken))
         # First in line, and dropped with the savepoints in which the lock is: called after the
         # COMMIT, finalised at a rollback to a savepoint before it, or of everything.
-        savepoints = frozenset(wrapper.savepoint_ids)
+        savepoints = _Before(wrapper.savepoint_ids)
+        savepoints.state = wrapper.savepoint_state
         wrapper.run_on_commit.insert(0, (savepoints, end, True))  # type: ignore[arg-type]
 
     def _is_over(self, owner_id: str, taken: Taken) -> None:
@@ -232,6 +233,17 @@ class Inside:
         if is_gone(taken.wrapper):
             return "the connection with the transaction in which it was taken is gone"
         return ""
+
+
+class _Before(frozenset[str]):
+    """The savepoints in which a lock is, also those that were made by hand: Django numbers them,
+    and asks for each that is gone back to whether it is among these."""
+
+    state: int
+
+    def __contains__(self, sid: object) -> bool:
+        number = str(sid).rpartition("_x")[2]
+        return super().__contains__(sid) or (number.isdecimal() and int(number) <= self.state)
 
 
 class _End:

@@ -55,7 +55,7 @@ class Pool:
         size: int,
         *,
         prepared: Sequence[Raw],
-        lost: Callable[[Hold], None],
+        lost: Callable[[Hold], bool],
         turn: Callable[[Hold], None],
     ) -> None:
         self._using = using
@@ -176,6 +176,11 @@ class Pool:
         """Whether any session is used for anything."""
         return bool(self._holds or self._between)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether take() would find a session."""
+        return bool(self._free) or len(self._holds) + self._between < self._size
+
     def close_free(self) -> None:
         """Close the sessions that nobody uses."""
         with self._mutex:
@@ -185,7 +190,7 @@ class Pool:
 
     # In the thread that watches
 
-    def _has_ended(self, session: Session) -> None:
+    def _has_ended(self, session: Session) -> bool:
         with self._mutex:
             is_free = session in self._free
             if is_free:
@@ -196,12 +201,12 @@ class Pool:
             session.close()
         if hold is None:
             # Of one that is between hands, its user finds out.
-            return
+            return True
         if hold.grant is None:
             # Its waiter has to begin again.
             self._turn(hold)
-        else:
-            self._lost(hold)
+            return True
+        return self._lost(hold)
 
     def _has_answered(self, session: Session) -> None:
         for hold in self.holds():

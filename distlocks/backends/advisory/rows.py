@@ -117,9 +117,9 @@ class Rows:
 
         def free(session: channels.Session) -> list[Holder]:
             execute, texts = session.execute, self.texts
-            held = [_holder(row) for row in execute(texts.on_key, {"from": name, "limit": None})]
-            for holder in held:
-                row = name if holder.mode == EXCLUSIVE else f"{name}{OF}{holder.owner_id}"
+            found = execute(texts.on_key, {"from": name, "limit": None})
+            held = [_holder(one) for one in found]
+            for (row, *_), holder in zip(found, held, strict=True):
                 owner, token = holder.owner_id, holder.fencing_token
                 # Of a key that cools down, the owner is not told.
                 cools = holder.cooling_down
@@ -163,10 +163,9 @@ class Rows:
             found = execute(texts.sessions_of, {**params, **owner}) if ending_sessions else []
             for number, pid in found:
                 self._end_sessions(session, number, [pid])
-            if request.min_hold_us:
-                execute(texts.forget, {**params, **owner})
-                if shared:
-                    execute(texts.forget_shared, keys)
+            execute(texts.forget, {**params, **owner})
+            if request.min_hold_us and shared:
+                execute(texts.forget_shared, keys)
 
         self.run(free)
 

@@ -68,7 +68,7 @@ taken AS (
              excluded.session, excluded.incarnation, excluded.host, excluded.pid,
              excluded.thread, excluded.label, excluded.metadata
       FROM (SELECT {us} AS n OFFSET 0) AS clock)
-    WHERE greatest(l.cools_until, l.shared_until) <= {us}
+    WHERE (greatest(l.cools_until, l.shared_until) <= {us} OR l.owner_id = %(owner)s::text)
       AND NOT ({haunted} AND l.owner_id <> %(owner)s::text)
   RETURNING fencing_token, acquired_at)
 SELECT got, fencing_token, acquired_at{idle} FROM had LEFT JOIN taken ON true
@@ -243,7 +243,8 @@ SESSIONS_OF = """
 SELECT lock_id, session FROM {t} WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
 """
 FORGET = """
-UPDATE {t} SET cools_until = 0 WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
+UPDATE {t} SET cools_until = 0, expires_at = 0, session = 0
+WHERE name = ANY(%(names)s::text[]) AND owner_id = %(owner)s
 """
 # A key's sharers may go with an abandoned one's minimum hold.
 FORGET_SHARED = """
@@ -253,8 +254,14 @@ UPDATE {t} AS l SET shared_until = coalesce((
 WHERE name = ANY(%(names)s::text[])
 """
 IS_LAST = """
+WITH marked AS (
+  UPDATE {t} AS m SET expires_at = 0
+  FROM unnest(%(names)s::text[], %(tokens)s::bigint[]) AS v (name, token)
+  WHERE m.name = v.name AND m.fencing_token = v.token AND m.owner_id = %(owner)s)
 SELECT count(*) FROM unnest(%(names)s::text[], %(tokens)s::bigint[]) AS w (name, token)
-JOIN {t} AS l ON l.name = w.name AND l.fencing_token = w.token AND l.owner_id = %(owner)s
+LEFT JOIN {t} AS l ON l.name = w.name
+WHERE (l.fencing_token = w.token AND l.owner_id = %(owner)s)
+   OR (l.name IS NULL AND strpos(w.name, chr(30)) > 0)
 """
 # Invariant: a row is deleted only while nobody has its lock, nor can get it before the deletion is
 # there for all to see; rows in other statements' hands are left for the next sweep.

@@ -116,7 +116,11 @@ class Tries:
         wait."""
         claim = missed.claim
         if hold.locked:
-            self._wire.free(hold, request.claims[: request.claims.index(claim)])
+            got = request.claims[: request.claims.index(claim)]
+            self._wire.free(hold, got)
+            if got and request.min_hold_us:
+                # Work that never began keeps nothing.
+                self._rows.abandon(replace(request, claims=got), ending_sessions=False)
         denial = self._denials.of(claim, request)
         if (
             not request.waits

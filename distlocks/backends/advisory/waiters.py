@@ -54,7 +54,7 @@ class Waiters:
                 return
             while not ticket.wait(min(until, self._next_look(attempt))):
                 attempt += 1
-                if clock.lease_now() >= until or not self._rows.is_taken(denial.key):
+                if clock.lease_now() >= until or self._is_over(denial, queued):
                     return
 
     async def asleep(self, denial: Denial, until: float, attempt: int) -> None:
@@ -83,7 +83,7 @@ class Waiters:
         """Whether trying again makes sense at once. Where there is a session, have the asker woken
         when it does later on."""
         if not queued:
-            return not self._rows.is_taken(denial.key)
+            return self._pool.has_room and not self._rows.is_taken(denial.key)
         hold = self._pool.hold_of(denial.queued)
         if hold is None:
             return True

@@ -6,6 +6,7 @@ import logging
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,12 +18,18 @@ logger = logging.getLogger("distlocks")
 ENDED = getattr(select, "POLLRDHUP", 0)
 OVER = ENDED | select.POLLHUP | select.POLLERR | select.POLLNVAL
 
+# Seconds until somebody is asked again who has a session in their hands that has ended.
+BUSY = 0.05
+
 
 class Watch:
-    """Calls `ended(session)` and `answered(session)` from a thread of its own, once for each."""
+    """Calls `ended(session)` and `answered(session)` from a thread of its own, once for each.
+
+    Where `ended` returns False, somebody else has the session in their hands: it is called again.
+    """
 
     def __init__(
-        self, ended: Callable[[Session], None], answered: Callable[[Session], None]
+        self, ended: Callable[[Session], bool], answered: Callable[[Session], None]
     ) -> None:
         self._ended = ended
         self._answered = answered
@@ -77,29 +84,40 @@ class Watch:
                 for fd in self._sessions:
                     poll.register(fd, ENDED | (select.POLLIN if fd in self._awaited else 0))
             # Closing does not wake us: a session that was removed meanwhile is not looked for.
+            is_busy = False
             for fd, event in poll.poll(5000):
                 if fd == reader:
                     with suppress(BlockingIOError):
                         os.read(reader, 4096)
                     continue
-                self._tell(fd, event)
+                is_busy |= not self._tell(fd, event)
+            if is_busy:
+                time.sleep(BUSY)
 
-    def _tell(self, fd: int, event: int) -> None:
+    def _tell(self, fd: int, event: int) -> bool:
+        """Whether it could be told, if there was anything to tell."""
         with self._mutex:
             session = self._sessions.get(fd)
             if session is None:
-                return
+                return True
             # What was seen may have been of another session, whose number is this one's now.
             over = event & OVER and _is_over(fd)
             if not over and fd not in self._awaited:
-                return
-            if over:
-                del self._sessions[fd]
+                return True
             self._awaited.discard(fd)
         try:
-            (self._ended if over else self._answered)(session)
+            if not over:
+                self._answered(session)
+            elif not self._ended(session):
+                return False
         except Exception:
             logger.exception("What has become of a lock's session could not be noted")
+        if over:
+            with self._mutex:
+                # The number of one that was closed may be another's by now.
+                if self._sessions.get(fd) is session:
+                    del self._sessions[fd]
+        return True
 
 
 def _is_over(fd: int) -> bool:

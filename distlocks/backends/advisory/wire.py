@@ -117,4 +117,4 @@ class Wire:
 
 def idle_ms(ttl_us: int) -> str:
     """A ttl as the server's bound on idleness: never less."""
-    return f"{-(-ttl_us // 1000)}"
+    return f"{max(-(-ttl_us // 1000), 1)}"

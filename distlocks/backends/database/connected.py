@@ -76,6 +76,10 @@ class ConnectedBackend(BaseBackend):
                 "False makes waiters poll.",
             )
 
+    @property
+    def sweep_scope(self) -> object:
+        return "locks", self.using
+
     @cached_property
     def dialect(self) -> Dialect:
         """The dialect of the alias' database."""

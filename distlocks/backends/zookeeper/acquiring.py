@@ -34,13 +34,15 @@ def attempt(backend: ZooKeeperBackend, talk: Talk, request: Request) -> Grant | 
             _make_keys(talk, [one.name for one in looks if one.version < 0])
             continue
         now_us = talk.session.now_us()
-        found = _first_refusal(backend, request, looks, now_us)
+        # Once for all: what has been passed over is deleted, as it was seen, by the grant.
+        alive = {one.name: backend.judge.live(one, now_us) for one in looks}
+        found = _first_refusal(backend, request, looks, now_us, alive)
         if isinstance(found, Place):
             talk.ask(delete(found.path))
             continue
         if found is not None:
             return _denied(talk, request, looks, found)
-        grant = _grant(backend, talk, request, root, looks, now_us)
+        grant = _grant(backend, talk, request, root, looks, now_us, alive)
         if grant is not None:
             return grant
         # Another was faster, and this server may not know of it yet.
@@ -57,7 +59,11 @@ def _make_keys(talk: Talk, names: Sequence[str]) -> None:
 
 
 def _first_refusal(
-    backend: ZooKeeperBackend, request: Request, looks: list[Look], now_us: int
+    backend: ZooKeeperBackend,
+    request: Request,
+    looks: list[Look],
+    now_us: int,
+    alive: dict[str, list[Held]],
 ) -> Denial | Place | None:
     """Why the request is denied, or who has not taken its turn and loses its place; None if it can
     be granted."""
@@ -66,7 +72,7 @@ def _first_refusal(
         if _own(backend, there, request, now_us):
             continue
         remaining, reason = 0.0, ""
-        refused = backend.judge.refusal(claim, there, owner_id, now_us)
+        refused = backend.judge.refusal(claim, alive[there.name], owner_id, now_us)
         if refused is not None:
             remaining = microseconds_left(refused.remaining)
         turn = backend.judge.turn(there, owner_id, now_us)
@@ -115,6 +121,7 @@ def _grant(
     root: int,
     looks: list[Look],
     now_us: int,
+    alive: dict[str, list[Held]],
 ) -> Grant | None:
     """Take the keys as they were seen; None if one of them is not so any more."""
     session = talk.session
@@ -136,7 +143,7 @@ def _grant(
         changes.set(paths.key(there.name), b"%d" % token, there.version)
         for one in there.held:
             mine = one.named.owner_id == request.owner_id and not one.named.released
-            if mine or backend.judge.is_over(one, now_us):
+            if mine or one not in alive[there.name]:
                 changes.delete(one.path, one.version)
                 if not (mine or one.named.released):
                     expired.append(one)

@@ -218,7 +218,14 @@ class ZooKeeperBackend(BaseBackend):
                     await ticket.wait_async(until)
 
     def _to_watch(self, denial: Denial, until: float) -> str | None:
-        return self.talk(partial(acquiring.what_to_watch, denial), until)
+        try:
+            return self.talk(partial(acquiring.what_to_watch, denial), until)
+        except BackendUnavailable:
+            # The next try, which may take longer, tells.
+            return None
 
     def _watched(self, denial: Denial, path: str, until: float) -> bool:
-        return self.talk(partial(acquiring.watch, self, denial, path), until)
+        try:
+            return self.talk(partial(acquiring.watch, self, denial, path), until)
+        except BackendUnavailable:
+            return False

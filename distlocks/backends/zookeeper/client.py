@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import suppress
 from typing import Any
 
 from kazoo.client import CLOSED_STATES, KazooClient
@@ -29,6 +32,13 @@ class Connection(ConnectionHandler):  # type: ignore[misc]
 
     # Seconds; 0 while nothing is known.
     negotiated = 0.0
+    # When the server was last heard of, on the monotonic clock.
+    heard_at = 0.0
+
+    def _read_socket(self, read_timeout: float) -> Any:
+        answer = super()._read_socket(read_timeout)
+        self.heard_at = time.monotonic()
+        return answer
 
     def _invoke(self, timeout: float, request: Any, xid: Any = None) -> Any:
         if isinstance(request, Connect):
@@ -58,6 +68,15 @@ class Client(KazooClient):  # type: ignore[misc]
     def negotiated(self) -> float:
         """Seconds that the server lets the session last; 0 while nothing is known."""
         return float(self._connection.negotiated)
+
+    def drop_if_silent(self, since: float, limit: float) -> None:
+        """Have the next server tried if nothing was heard from this one for `limit` seconds, nor
+        since a moment on the monotonic clock. kazoo itself waits for as long as anything is sent.
+        """
+        connection = self._connection
+        if time.monotonic() - max(connection.heard_at, since) > limit:
+            with suppress(OSError, AttributeError):
+                connection._socket.shutdown(socket.SHUT_RDWR)
 
     def _call(self, request: Any, pending: Any) -> Any:
         if self._state in CLOSED_STATES:

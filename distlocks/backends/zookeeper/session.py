@@ -52,6 +52,8 @@ BYSTANDERS = (RolledBackError, RuntimeInconsistency)
 GOODBYE = 2.0
 # Seconds after which who waits for an answer looks whether one can still come, and reminds.
 LOOK_AROUND = 0.25
+# Seconds after which a server of which nothing is heard is given up for another, at the longest.
+SILENCE = 1.0
 # More leases than a process has at once, ordinarily.
 MANY_LEASES = 10_000
 
@@ -218,6 +220,7 @@ class Session:
         return answers
 
     def _answer(self, pending: Any, give_up: float) -> Any:
+        asked_at = time.monotonic()
         try:
             while True:
                 # What was asked at the very moment in which the session died, kazoo forgets.
@@ -233,6 +236,8 @@ class Session:
                         # ZooKeeper 3.8.0 has been seen to hold an answer back until it heard from
                         # its client again, which may be the next heartbeat, after seconds.
                         self._client.exists_async(self.paths.root)
+                        silence = min(SILENCE, self.settings.timeout / 3)
+                        self._client.drop_if_silent(asked_at, silence)
         except ANSWERS as error:
             return error
         except INTERRUPTIONS as error:

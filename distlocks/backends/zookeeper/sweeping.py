@@ -70,7 +70,11 @@ def _sweep_page(
             key = backend.public_key(there.name)
             expired += [holder(one, key, now_us) for one in left_behind]
             used_us = there.token or there.written_us
-            if not (there.held or there.queue) and used_us <= now_us - to_us(older_than):
+            if (
+                there.version >= 0
+                and not (there.held or there.queue)
+                and used_us <= now_us - to_us(older_than)
+            ):
                 unused.append(there)
         deleted += len(unused) if dry_run else _delete(talk, unused)
     return Swept(examined=len(page), expired=tuple(expired), deleted=deleted)

@@ -128,16 +128,17 @@ class Judge:
         """The claims on a key that are not over."""
         return [one for one in look.held if not self.is_over(one, now_us)]
 
-    def refusal(self, claim: Claim, look: Look, owner_id: str, now_us: int) -> Refusal | None:
-        """Why the owner id cannot have the claim beside the others there are."""
-        others = [one for one in look.held if one.named.owner_id != owner_id or one.named.released]
+    def refusal(
+        self, claim: Claim, live: Sequence[Held], owner_id: str, now_us: int
+    ) -> Refusal | None:
+        """Why the owner id cannot have the claim beside these, which were live a moment ago."""
+        others = [one for one in live if one.named.owner_id != owner_id or one.named.released]
         ends: list[int] = []
         modes = []
         for one in others:
-            left = self.left_us(one, now_us)
-            if left > 0:
-                ends.append(now_us + left)
-                modes.append(one.named.claim.mode)
+            # None of them is passed over any more: who deletes what is over goes by the same list.
+            ends.append(now_us + max(self.left_us(one, now_us), 1))
+            modes.append(one.named.claim.mode)
         ends.sort()
         return refusal(
             claim,
@@ -158,7 +159,7 @@ class Judge:
             return None
         first = ahead[0]
         named = first.named
-        if self.refusal(named.claim, look, named.owner_id, now_us) is not None:
+        if self.refusal(named.claim, self.live(look, now_us), named.owner_id, now_us) is not None:
             alone = len(ahead) == 1
             # Not all in the same moment.
             return Turn(None, LOOK_AGAIN if alone else MAX_SLEEP * random.uniform(0.8, 1.0))
@@ -293,6 +294,17 @@ def _claims(talk: Talk, found: dict[str, list[tuple[str, Named]]]) -> dict[str, 
             claims.setdefault(name, []).append(
                 held(named, path, *answer, trusted=named.session in alive)
             )
+    # What went in between may have left its minimum hold in its place.
+    after = [
+        (name, named._replace(released=True), f"{path}.released")
+        for (name, named, path), answer in zip(nodes, answers, strict=False)
+        if isinstance(answer, NoNodeError) and not named.released
+    ]
+    if after:
+        rests = talk.ask(*[requests.get(path) for _, _, path in after])
+        for (name, named, path), answer in zip(after, rests, strict=True):
+            if not isinstance(answer, NoNodeError):
+                claims.setdefault(name, []).append(held(named, path, *answer, trusted=True))
     for several in claims.values():
         several.sort(key=lambda one: one.token)
     return claims

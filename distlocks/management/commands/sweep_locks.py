@@ -100,7 +100,7 @@ class Command(BaseCommand):
         for backend in backends:
             if backend.supports_sweep:
                 # Several aliases may share one table.
-                chosen.setdefault(getattr(backend, "using", backend.alias), backend)
+                chosen.setdefault(backend.sweep_scope, backend)
             elif aliases:
                 raise CommandError(
                     f"The backend {backend.alias!r} has nothing to sweep: its store forgets "
