@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,7 +46,8 @@ def attempt(backend: ZooKeeperBackend, talk: Talk, request: Request) -> Grant | 
         grant = _grant(backend, talk, request, root, looks, now_us, alive)
         if grant is not None:
             return grant
-        # Another was faster, and this server may not know of it yet.
+        # Another was faster, and this server may not know of it yet. Not all again at once.
+        time.sleep(random.uniform(0, OUTRUN / 5))
         catch_up = True
     return Denial(key=request.keys[0], remaining=OUTRUN, reason="Others were faster each time.")
 

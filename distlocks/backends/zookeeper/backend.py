@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -24,6 +25,7 @@ from ...clock import lease_now
 from ...conf import Params
 from ...exceptions import BackendUnavailable, NotSupported
 from ...identity import pid
+from ...keys import SEPARATOR
 from ..base import BaseBackend
 from ..offload import offload
 from ..wakeups import Wakeups
@@ -43,6 +45,8 @@ LEAST = 0.1
 AGAIN = 0.03
 # Sessions of processes that forked: they are theirs. Finalising them would speak on their sockets.
 _inherited: list[Session] = []
+# Seconds for which a thread lets another one of this process go first with a key.
+IN_LANE = 0.5
 
 
 class ZooKeeperBackend(BaseBackend):
@@ -84,6 +88,10 @@ class ZooKeeperBackend(BaseBackend):
         self.judge = Judge()
         self._mutex = threading.Lock()
         self._session: Session | None = None
+        # By key, or the root of a tree: who asks for it in this process, one after the other.
+        self._lanes: weakref.WeakValueDictionary[str, threading.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         # Whether it is to end when it is done with, and how many verbs are under way.
         self._closing = False
         self._talks = 0
@@ -157,7 +165,16 @@ class ZooKeeperBackend(BaseBackend):
 
     def try_acquire(self, request: Request) -> Grant | Denial:
         self._refuse_longer(request.ttl_us)
-        return self.talk(lambda talk: acquiring.attempt(self, talk, request))
+        # A grant changes the version of the key, and of those above it, that others go by: threads
+        # of one process that want the same do not outrun each other.
+        with self._mutex:
+            lane = self._lanes.setdefault(request.keys[0].partition(SEPARATOR)[0], threading.Lock())
+        is_ours = lane.acquire(timeout=IN_LANE)
+        try:
+            return self.talk(lambda talk: acquiring.attempt(self, talk, request))
+        finally:
+            if is_ours:
+                lane.release()
 
     def _refuse_longer(self, ttl_us: int) -> None:
         lasts = self.talk(lambda talk: talk.session.timeout)
