@@ -156,7 +156,13 @@ class ZooKeeperBackend(BaseBackend):
         with self._mutex:
             self._closing = True
             session = self._session
-            if session is None or session.has_leases or self._talks:
+            if session is None or self._talks:
+                return
+            if rest := session.leases_last:
+                # Of one that nobody releases, nobody tells.
+                timer = threading.Timer(rest, self.close)
+                timer.daemon = True
+                timer.start()
                 return
             self._session = None
         session.close()

@@ -163,10 +163,9 @@ class Session:
         self.leases.pop(owner_id, None)
 
     @property
-    def has_leases(self) -> bool:
-        """Whether its end would cost somebody a lease."""
-        now = lease_now()
-        return any(until > now for until in list(self.leases.values()))
+    def leases_last(self) -> float:
+        """Seconds for which its end would cost somebody a lease."""
+        return max(max(self.leases.copy().values(), default=0.0) - lease_now(), 0.0)
 
     # Requests
 

@@ -147,6 +147,7 @@ def stage(
                 database="postgres",
                 stores=stores,
                 dated=topology.dates_grants,
+                timeouts=topology.timeouts,
                 **plan,
             )
             running.callback(rig.close)

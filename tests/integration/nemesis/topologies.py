@@ -26,6 +26,9 @@ class Topology(ABC):
     more_options: ClassVar[dict[str, Any]] = {}
     # Does a grant tell when it was made, by a clock that was read at that moment?
     dates_grants: ClassVar[bool] = True
+    # Seconds for which a worker may wait; None is for ever. Where others may overtake it, it would
+    # not hear of an order to hold a key while one of them keeps the key that it is after.
+    timeouts: ClassVar[tuple[float | None, ...]] = (0, 0.5, 3, None)
 
     @property
     @abstractmethod
@@ -181,6 +184,7 @@ class Five(Topology):
     more_options: ClassVar[dict[str, Any]] = {"clock_skew": 0.1}
     # The time of asking is proposed for it.
     dates_grants = False
+    timeouts = (0, 0.5, 3)
 
     def __init__(self, group: IndependentGroup, proxies: Sequence[FaultProxy]) -> None:
         self.group = group

@@ -27,6 +27,7 @@ class NemesisWorker(Worker):
         override_settings(DISTLOCKS=plan["stores"]).enable()
         if fault := plan.get("fault"):
             getattr(controls, fault)()
+        self.timeouts: Sequence[float | None] = plan.get("timeouts", (0, 0.5, 3, None))
         super().__init__(name, plan, orders)
 
     def server_us(self) -> int:
@@ -37,7 +38,7 @@ class NemesisWorker(Worker):
         key = self.random.choice(self.keys)
         options = {
             "ttl": self.random.choice(self.ttls),
-            "timeout": self.random.choice((0, 0.5, 3, None)),
+            "timeout": self.random.choice(self.timeouts),
             "renew": self.random.random() < 0.5,
         }
         try:

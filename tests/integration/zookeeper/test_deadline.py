@@ -61,4 +61,5 @@ def test_a_late_answer_does_not_make_a_lease_last_beyond_its_end_for_others(
             assert overlap < 0.01
         second.release()
         proxy.mode = "pass"
+        first.release()
         slow.clean_up()
