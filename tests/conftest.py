@@ -57,11 +57,13 @@ def databases(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iter
 
 @pytest.fixture(autouse=True)
 def no_lease_outlives_its_test() -> Iterator[None]:
-    """What a test has left held is neither renewed nor missed beside the tests after it."""
+    """What a test has left held is neither renewed nor missed beside the tests after it, and what
+    could not be given back is not tried again beside them."""
     yield
     for lease in renewer.leases():
         if isinstance(lease, Lease):
             lease.drop()
+    renewer._retries.clear()
 
 
 @pytest.fixture

@@ -23,11 +23,14 @@ RETRY = 0.05
 class NemesisWorker(Worker):
     """See Worker. The locks are in Redis, the accounts in a database, changed behind its guard."""
 
+    # Seconds for which it may wait; None is for ever.
+    timeouts: Sequence[float | None] = (0, 0.5, 3, None)
+
     def __init__(self, name: str, plan: dict[str, Any], orders: int) -> None:
         override_settings(DISTLOCKS=plan["stores"]).enable()
         if fault := plan.get("fault"):
             getattr(controls, fault)()
-        self.timeouts: Sequence[float | None] = plan.get("timeouts", (0, 0.5, 3, None))
+        self.timeouts = plan.get("timeouts", self.timeouts)
         super().__init__(name, plan, orders)
 
     def server_us(self) -> int:
