@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ..claims import (
@@ -222,6 +223,11 @@ class BaseBackend(ABC):
     def public_key(self, name: str) -> Key:
         """The key of this name as its user wrote it, without the alias' KEY_PREFIX."""
         return key_of(name.removeprefix(self.prefix) if self.prefix else name)
+
+    def public_holder(self, holder: Holder) -> Holder:
+        """A holder, as the store knows it, with its key as its user wrote it."""
+        assert isinstance(holder.key, str)
+        return replace(holder, key=self.public_key(holder.key))
 
     def checked(self, claims: tuple[Claim, ...]) -> tuple[Claim, ...]:
         """The claims, if this store can grant such; else NotSupported."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -148,7 +147,7 @@ class AdvisoryBackend(BaseBackend):
 
     @cached_property
     def _denials(self) -> Denials:
-        return Denials(self.rows, self._public, self.settings.max_sessions)
+        return Denials(self.rows, self.public_holder, self.settings.max_sessions)
 
     @cached_property
     def _tries(self) -> Tries:
@@ -189,10 +188,6 @@ class AdvisoryBackend(BaseBackend):
         grant = grant_of(request, answer, inside=True)
         self._inside.keep(wrapper, grant)
         return grant
-
-    def _public(self, holder: Holder) -> Holder:
-        assert isinstance(holder.key, str)
-        return replace(holder, key=self.public_key(holder.key))
 
     def _unavailable(self, error: Exception) -> BackendUnavailable:
         return unavailable(self.using, error)
@@ -290,7 +285,7 @@ class AdvisoryBackend(BaseBackend):
         name = self.prefix + key
         held = self.rows.force_release(name)
         self._waiters.wake((name,))
-        return [self._public(holder) for holder in held]
+        return [self.public_holder(holder) for holder in held]
 
     def why_over(self, grant: Grant) -> str:
         return self._inside.why_over(grant.owner_id) if grant.ends_with_transaction else ""
@@ -321,7 +316,7 @@ class AdvisoryBackend(BaseBackend):
 
     @tidily
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
-        return [self._public(one) for one in self.rows.holders(self.prefix + prefix, limit)]
+        return [self.public_holder(one) for one in self.rows.holders(self.prefix + prefix, limit)]
 
     @property
     def sweep_scope(self) -> object:

@@ -148,7 +148,7 @@ class DatabaseBackend(ConnectedBackend):
         return Denial(
             key=claim.key,
             remaining=held.remaining,
-            holders=tuple(map(self._public, holders)),
+            holders=tuple(map(self.public_holder, holders)),
             starves=request.owner_id if held.starves else "",
             version=held.version,
             reason=reason,
@@ -218,7 +218,7 @@ class DatabaseBackend(ConnectedBackend):
             several = self.dialect.several.holders(session, name, limit)
             return sorted([*exclusive, *several], key=lambda one: (one.key, one.fencing_token))
 
-        return [self._public(holder) for holder in self._run(find)[:limit]]
+        return [self.public_holder(holder) for holder in self._run(find)[:limit]]
 
     def force_release(self, key: str) -> list[Holder]:
         full = self.prefix + key
@@ -236,7 +236,7 @@ class DatabaseBackend(ConnectedBackend):
 
         held = self._when_not_busy(lambda: self._run(free))
         self._sleepers.wake(full)
-        return [self._public(holder) for holder in held]
+        return [self.public_holder(holder) for holder in held]
 
     def sweep(
         self, *, older_than: float, batch_size: int, dry_run: bool = False
@@ -254,7 +254,7 @@ class DatabaseBackend(ConnectedBackend):
                 self._sleepers.wake(str(holder.key))
             yield Swept(
                 examined=batch.examined,
-                expired=tuple(map(self._public, batch.expired)),
+                expired=tuple(map(self.public_holder, batch.expired)),
                 deleted=batch.deleted,
             )
             after = batch.last_key
@@ -273,10 +273,6 @@ class DatabaseBackend(ConnectedBackend):
                 session, lambda: self.dialect.several.sweep(session, after, batch.last_key)
             )
         return replace(batch, expired=[*batch.expired, *left_behind])
-
-    def _public(self, holder: Holder) -> Holder:
-        assert isinstance(holder.key, str)
-        return replace(holder, key=self.public_key(holder.key))
 
     # Waiting
 

@@ -6,7 +6,6 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ... import clock
@@ -318,9 +317,7 @@ class RedisBackend(BaseBackend):
                     break
 
     def _public(self, fields: Sequence[bytes], now: int) -> Holder:
-        found = holder(fields, now)
-        assert isinstance(found.key, str)
-        return replace(found, key=self.public_key(found.key))
+        return self.public_holder(holder(fields, now))
 
     # Quarantine
 

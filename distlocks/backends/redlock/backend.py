@@ -8,7 +8,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from ... import clock
@@ -101,7 +100,7 @@ class RedlockBackend(BaseBackend):
                     fencing_tokens=(ballot.token,) * len(request.claims),
                     acquired_us=ballot.acquired_us,
                     min_hold_us=request.min_hold_us,
-                    expired=tuple(map(self._public, ballot.expired)),
+                    expired=tuple(map(self.public_holder, ballot.expired)),
                 )
             if ballot.is_contested:
                 # One of those who ask at this moment is to get it.
@@ -113,7 +112,7 @@ class RedlockBackend(BaseBackend):
         return Denial(
             key=ballot.key or request.claims[0].key,
             remaining=ballot.remaining,
-            holders=tuple(map(self._public, ballot.holders)),
+            holders=tuple(map(self.public_holder, ballot.holders)),
             reason=ballot.reason,
         )
 
@@ -238,7 +237,7 @@ class RedlockBackend(BaseBackend):
             found = holders_in(node.servers, node.hash_name, name)
             return [holder(fields, now) for fields, now in found]
 
-        found = [self._public(one) for one in self._agreed(self._of_most(told))]
+        found = [self.public_holder(one) for one in self._agreed(self._of_most(told))]
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
         return found[:limit]
 
@@ -249,7 +248,7 @@ class RedlockBackend(BaseBackend):
             now, *held = node.servers.run(node.hash_name, script("redlock_force"), 1, words)
             return [holder(fields, int(now)) for fields in held]
 
-        return [self._public(one) for one in self._agreed(self._of_most(free))]
+        return [self.public_holder(one) for one in self._agreed(self._of_most(free))]
 
     def _agreed(self, told: Sequence[Sequence[Holder]]) -> Iterator[Holder]:
         """Whom a majority knows to hold something, with those servers that did not answer."""
@@ -276,7 +275,7 @@ class RedlockBackend(BaseBackend):
         # What most of them have. The records of one lock are counted once.
         yield Swept(
             examined=round(median([one.examined for one in done])),
-            expired=tuple(map(self._public, expired)),
+            expired=tuple(map(self.public_holder, expired)),
             deleted=round(median([one.deleted for one in done])),
         )
 
@@ -294,10 +293,6 @@ class RedlockBackend(BaseBackend):
         if len(found) < majority(len(self.nodes)):
             raise self._no_majority(failed)
         return list(found.values())
-
-    def _public(self, one: Holder) -> Holder:
-        assert isinstance(one.key, str)
-        return replace(one, key=self.public_key(one.key))
 
     # Waiting
 
