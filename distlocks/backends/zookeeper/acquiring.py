@@ -42,6 +42,11 @@ def attempt(backend: ZooKeeperBackend, talk: Talk, request: Request) -> Grant | 
             talk.ask(delete(found.path))
             continue
         if found is not None:
+            if not (request.waits or catch_up):
+                # A server that lags behind the others tells of holders that have gone. Who waits
+                # finds out: its place is a write, and its watch is of the version that was seen.
+                catch_up = True
+                continue
             return _denied(talk, request, looks, found)
         grant = _grant(backend, talk, request, root, looks, now_us, alive)
         if grant is not None:

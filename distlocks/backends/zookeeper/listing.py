@@ -10,7 +10,7 @@ from kazoo.exceptions import NoNodeError
 from ...claims import Holder, Waiter
 from .nodes import name_of
 from .records import holder, waiter
-from .requests import children, get
+from .requests import catch_up, children, get
 from .session import Talk
 from .table import Look, look
 
@@ -22,8 +22,9 @@ PAGE = 100
 
 
 def names(talk: Talk, prefix: str = "") -> list[str]:
-    """Of all keys that there are, in order."""
-    (nodes,) = talk.ask(children(talk.session.paths.locks))
+    """Of all keys that there are, in order. The server has caught up with the others then."""
+    paths = talk.session.paths
+    _, nodes = talk.ask(catch_up(paths.root), children(paths.locks))
     if isinstance(nodes, NoNodeError):
         return []
     return sorted(name for name in map(name_of, nodes) if name.startswith(prefix))
@@ -50,7 +51,7 @@ def holders(backend: ZooKeeperBackend, talk: Talk, prefix: str, limit: int | Non
 
 def waiters(backend: ZooKeeperBackend, talk: Talk, name: str) -> list[Waiter]:
     """Who waits for the key, first come first."""
-    _, (there,) = look(talk, [name])
+    _, (there,) = look(talk, [name], catch_up=True)
     if not there.queue:
         return []
     answers = talk.ask(*[get(place.path) for place in there.queue])

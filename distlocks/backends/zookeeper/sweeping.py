@@ -32,15 +32,13 @@ def _clear(talk: Talk, there: Look, gone: Sequence[Held]) -> bool:
 
 def force_release(backend: ZooKeeperBackend, talk: Talk, name: str) -> list[Holder]:
     """Free the key from all who have it; who had it."""
-    catch_up = False
     while True:
-        _, (there,) = look(talk, [name], queues=False, catch_up=catch_up)
+        _, (there,) = look(talk, [name], queues=False, catch_up=True)
         now_us = talk.session.now_us()
         had = backend.judge.live(there, now_us)
         if not had or _clear(talk, there, there.held):
             key = backend.public_key(name)
             return [holder(one, key, now_us) for one in had]
-        catch_up = True
 
 
 def sweep(

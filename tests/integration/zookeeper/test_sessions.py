@@ -17,6 +17,7 @@ from distlocks.claims import Denial, Grant
 from distlocks.clock import lease_now
 from tests.integration.contract.stores import ZOOKEEPER_STORES, Gate, Store, for_stores
 from tests.integration.contract.zookeeper_stores import ZooKeeperStore
+from tests.integration.zookeeper.scene import Cut
 from tests.servers.proxy import FaultProxy
 from tests.waiting import eventually, eventually_on_loop
 
@@ -319,3 +320,39 @@ class TestAccess:
             theirs.lock(key, timeout=0).acquire()
         assert "secret" not in str(refused.value)
         assert lease.release()
+
+
+class TestLagging:
+    """The server that a session speaks with is behind the others."""
+
+    # How often it is tried: once in a while the server has caught up before it answers.
+    TRIES = 3
+    # It has so many changes to learn of before it knows of the release.
+    BEHIND = 2000
+
+    def test_what_has_been_released_is_free_for_who_asks_there(
+        self, cut: Cut, other: MakeAlias, key: str, start: Start, gate: Callable[..., Gate]
+    ) -> None:
+        cut.heal()
+        follower = cut.ensemble.follower
+        path = f"/lag-{key[-12:]}"
+        there = other(hosts=follower.address, path=path)
+        elsewhere = other(hosts=cut.ensemble.leader.address, path=path)
+        there.hold(f"{key}:warm").release()
+        for _ in range(self.TRIES):
+            lease = elsewhere.hold(key, renew=False)
+            assert not there.is_free(key)
+            follower.pause()
+            try:
+                writer = elsewhere.backend._session._client
+                changes = [writer.set_async(path, b"") for _ in range(self.BEHIND)]
+                changes[-1].get(timeout=10)
+                lease.release()
+                asked = gate(session.Session, "_answer")
+                asking = start(there.lock(key, timeout=0).acquire)
+                assert asked.arrived.wait(10)
+                asked.open()
+            finally:
+                follower.resume()
+            asking.result(10).release()
+            assert there.backend.holders(key) == []
