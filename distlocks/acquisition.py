@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
-from . import signals
+from . import facts, signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
 from .claims import Denial, Grant, Request, claims_on, to_us
 from .clock import lease_now
 from .exceptions import BackendUnavailable, LockTimeout
+from .facts import Who, first_of
 from .handler import locks
-from .identity import host, new_owner_id, pid, unit_name
+from .history.journal import journal
+from .history.waits import Waiting, waits
+from .identity import host, new_owner_id, pid, unit
 from .keys import Key, key_of
 from .lease import Lease, check_ttl
 from .options import FromSettings, Options
@@ -29,8 +33,12 @@ PLACE_LASTS = 11.0
 class Acquisition:
     """One acquire of some keys, by run() or arun()."""
 
-    def __init__(self, keys: tuple[str, ...], options: Options) -> None:
+    def __init__(
+        self, keys: tuple[str, ...], options: Options, patterns: tuple[str, ...] | None = None
+    ) -> None:
         self.options = options
+        # Of keys that a template has made: what it makes them from.
+        self.patterns = patterns
         self.backend: BaseBackend = locks[options.alias]
         params = self.backend.params
         timeout = options.timeout
@@ -40,6 +48,7 @@ class Acquisition:
         prefix = self.backend.prefix
         self.names = keys
         self.started = lease_now()
+        thread, self.unit = unit()
         self.request = Request(
             claims=self.backend.checked(
                 claims_on(
@@ -51,7 +60,7 @@ class Acquisition:
             min_hold_us=to_us(options.min_hold),
             host=host(),
             pid=pid(),
-            thread=unit_name(),
+            thread=thread,
             label=options.label,
             metadata=options.metadata,
             waits=self.timeout != 0,
@@ -61,6 +70,9 @@ class Acquisition:
         self.give_up = float("inf") if self.timeout is None else self.started + self.timeout
         self.sent = self.started
         self.attempt = 0
+        # Who was in the way at first, and, while it waits, what others are to know of that.
+        self.rival: Who | None = None
+        self.waiting: Waiting | None = None
 
     @property
     def keys(self) -> tuple[Key, ...]:
@@ -81,6 +93,9 @@ class Acquisition:
         except BaseException as error:
             self._leave_nothing_behind(error)
             raise
+        finally:
+            if self.waiting is not None:
+                waits.end(self.waiting)
 
     async def arun(self) -> Lease:
         if renewer.has_releases:
@@ -96,6 +111,9 @@ class Acquisition:
         except BaseException as error:
             self._leave_nothing_behind(error)
             raise
+        finally:
+            if self.waiting is not None:
+                waits.end(self.waiting)
 
     def _asked(self) -> Request:
         """The request, about to be sent."""
@@ -109,16 +127,46 @@ class Acquisition:
         """Until when to wait before the next try; LockTimeout if there is to be none, or
         BackendUnavailable if nobody has answered."""
         now = lease_now()
+        if not self.attempt and not denial.unanswered and journal.wants(self.backend):
+            self._note_contention(denial)
         # Who stands in a queue leaves it with a last try.
         if (now >= self.give_up and not denial.queued) or not denial.can_wait:
             raise self._timed_out(denial, now)
         self.attempt += 1
+        self._tell_what_it_waits_for(denial)
         if denial.unanswered:
             # What is still under way of that try, or of undoing it, must not touch what the next
             # one gets.
             renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
             self.request = replace(self.request, owner_id=new_owner_id())
         return wake_at(now, self.give_up, denial.remaining)
+
+    def _note_contention(self, denial: Denial) -> None:
+        self.rival = first_of(denial.holders)
+        self._note(facts.CONTENDED, denial, reason=denial.reason)
+
+    def _note(self, kind: str, denial: Denial | None = None, **about: object) -> None:
+        keys = self.keys if denial is None else (self.backend.public_key(denial.key),)
+        journal.note(
+            kind, self.backend, keys, who=Who.asks(self.request), other=self.rival, **about
+        )
+
+    def _tell_what_it_waits_for(self, denial: Denial) -> None:
+        if self.waiting is None:
+            if not self.backend.recorded:
+                return
+            self.waiting = Waiting(
+                backend=self.backend,
+                mode=self.options.mode,
+                unit=self.unit,
+                started=self.started,
+                since=time.time(),
+                gives_up=None if self.timeout is None else time.time() + self.timeout,
+            )
+            waits.begin(self.waiting)
+        # In this order: another thread reads it.
+        self.waiting.denial = denial
+        self.waiting.request = self.request
 
     def _lease(self, grant: Grant) -> Lease:
         options = self.options
@@ -132,12 +180,24 @@ class Acquisition:
             max_hold=options.max_hold,
             until_commit=options.until_commit,
             on_lost=options.on_lost,
-            label=options.label,
+            request=self.request,
+            patterns=self.patterns,
+            unit=self.unit,
         )
         try:
-            if not grant.in_transaction:
+            if grant.in_transaction:
+                waits.in_transactions[grant.owner_id] = lease
+            else:
                 renewer.add(lease)
                 warn_of_old_snapshots()
+            if self.backend.recorded or journal.observers:
+                journal.put((self.backend, lease.keys, self.patterns, lease.waited, False))
+                if self.attempt:
+                    self._note(
+                        facts.ACQUIRED,
+                        waited=lease.waited,
+                        fencing_token=max(grant.fencing_tokens),
+                    )
             if signals.lock_acquired.receivers:
                 recorder.send(
                     signals.lock_acquired,
@@ -150,6 +210,9 @@ class Acquisition:
                     label=options.label,
                 )
             if grant.expired:
+                journal.note_expired(
+                    facts.TAKEN_OVER, self.backend, grant.expired, Who.asks(self.request)
+                )
                 recorder.send(
                     signals.locks_expired,
                     type(self.backend),
@@ -166,6 +229,9 @@ class Acquisition:
         if denial.unanswered:
             return BackendUnavailable(denial.reason, keys=self.keys)
         holders = denial.holders
+        if self.attempt:
+            self.rival = first_of(holders) or self.rival
+            self._note(facts.TIMED_OUT, denial, waited=now - self.started, reason=denial.reason)
         recorder.send(
             signals.lock_denied,
             type(self.backend),
@@ -193,6 +259,7 @@ class Acquisition:
         until = self.sent + self.ttl
         if isinstance(error, BackendUnavailable):
             error.keys = self.keys
+            self._note(facts.ERROR, reason=str(error), waited=lease_now() - self.started)
             if self.attempt:
                 # The store may still have its place in a queue, and keep others waiting for it.
                 until = max(until, self.sent + PLACE_LASTS)

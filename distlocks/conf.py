@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,7 +23,19 @@ MIN_TTL = 1.0
 # A year: whoever wants a lease to last longer wants a row of their own in a table.
 LONGEST_TTL = 366 * 86400.0
 
-PARAMETERS = ("BACKEND", "TTL", "MAX_TTL", "TIMEOUT", "KEY_PREFIX", "GUARD_DATABASES", "OPTIONS")
+DEFAULT_HISTORY_DAYS = 30
+
+PARAMETERS = (
+    "BACKEND",
+    "TTL",
+    "MAX_TTL",
+    "TIMEOUT",
+    "KEY_PREFIX",
+    "GUARD_DATABASES",
+    "HISTORY_DAYS",
+    "HISTORY_DATABASE",
+    "OPTIONS",
+)
 
 
 class InvalidSetting(ImproperlyConfigured):
@@ -51,6 +64,9 @@ class Params:
     key_prefix: str = ""
     # Where guarded data may live: a force-release raises the guards there.
     guard_databases: tuple[str, ...] = (DEFAULT_DB_ALIAS,)
+    # For how long it is kept what happened to locks, and in which database; 0: not at all.
+    history_days: float = 0
+    history_database: str = DEFAULT_DB_ALIAS
     options: Mapping[str, Any]
 
 
@@ -115,9 +131,19 @@ def faults() -> Iterator[InvalidSetting]:
         yield from _Checked(alias, entry).faults()
 
 
+def under_test_runner() -> bool:
+    """Whether Django's test environment has been set up in this process."""
+    mail: Any = sys.modules.get("django.core.mail")
+    return hasattr(mail, "outbox")
+
+
 def _default_guard_databases() -> tuple[str, ...]:
     # A project without databases may keep its locks in memory.
     return (DEFAULT_DB_ALIAS,) if DEFAULT_DB_ALIAS in settings.DATABASES else ()
+
+
+def _default_history_days() -> float:
+    return DEFAULT_HISTORY_DAYS if DEFAULT_DB_ALIAS in settings.DATABASES else 0
 
 
 class _Checked:
@@ -139,6 +165,8 @@ class _Checked:
             timeout=None if timeout is None else seconds(timeout, "TIMEOUT"),
             key_prefix=self.entry.get("KEY_PREFIX", ""),
             guard_databases=tuple(self.entry.get("GUARD_DATABASES", _default_guard_databases())),
+            history_days=self.entry.get("HISTORY_DAYS", _default_history_days()),
+            history_database=self.entry.get("HISTORY_DATABASE", DEFAULT_DB_ALIAS),
             options=self.entry.get("OPTIONS", {}),
         )
 
@@ -167,6 +195,7 @@ class _Checked:
         yield from self._timeout()
         yield from self._key_prefix()
         yield from self._guard_databases()
+        yield from self._history()
         if not isinstance(self.entry.get("OPTIONS", {}), Mapping):
             yield InvalidSetting(
                 9,
@@ -242,6 +271,23 @@ class _Checked:
                     f"{where} names {alias!r}, which is not in DATABASES.",
                     "Name the databases whose data is written under lease.atomic().",
                 )
+
+    def _history(self) -> Iterator[InvalidSetting]:
+        days = self.entry.get("HISTORY_DAYS", 0)
+        if isinstance(days, bool) or not isinstance(days, int | float) or not 0 <= days <= 36600:
+            yield InvalidSetting(
+                60,
+                f"{self.where}['HISTORY_DAYS'] must be a number of days, not {days!r}.",
+                "For how long it is kept what happened to locks; 0 keeps nothing.",
+            )
+        database = self.entry.get("HISTORY_DATABASE", DEFAULT_DB_ALIAS)
+        is_default = "HISTORY_DATABASE" not in self.entry and not days
+        if not is_default and (not isinstance(database, str) or database not in settings.DATABASES):
+            yield InvalidSetting(
+                60,
+                f"{self.where}['HISTORY_DATABASE'] names {database!r}, which is not in DATABASES.",
+                "Name the database for the history of locks, or set HISTORY_DAYS to 0.",
+            )
 
     def _key_prefix(self) -> Iterator[InvalidSetting]:
         prefix = self.entry.get("KEY_PREFIX", "")

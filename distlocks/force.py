@@ -6,11 +6,14 @@ import logging
 
 from django.db import connections, transaction
 
+from . import facts
 from .backends.base import BaseBackend
 from .claims import PERMIT, Holder
 from .conf import DEFAULT_ALIAS
 from .exceptions import NotSupported, StaleToken
+from .facts import Who
 from .handler import locks
+from .history.journal import journal
 from .keys import Key, check_key
 from .transactions import testcase_depth
 
@@ -20,7 +23,9 @@ logger = logging.getLogger("distlocks")
 FIRST_HOLDERS = 100
 
 
-def force_release(key: Key, *, backend: str = DEFAULT_ALIAS) -> list[Holder]:
+def force_release(
+    key: Key, *, backend: str = DEFAULT_ALIAS, reason: str = "", by: str = ""
+) -> list[Holder]:
     """Free `key` from all who have it; who had it, empty when it was free.
 
     A holder learns that its lease is lost when it is next extended, at the latest after a third
@@ -33,6 +38,8 @@ def force_release(key: Key, *, backend: str = DEFAULT_ALIAS) -> list[Holder]:
     transaction stays open, the database's error is raised and the key stays held: try again.
     Raises BackendUnavailable if the store does not answer, and NotSupported inside a transaction
     on one of them: its rollback would take back the guard and not the release.
+
+    `reason` and `by` (who has decided it) are kept in the history and the log.
     """
     store = locks[backend]
     for alias in store.params.guard_databases:
@@ -49,7 +56,17 @@ def force_release(key: Key, *, backend: str = DEFAULT_ALIAS) -> list[Holder]:
     refused = _refuse(store, name, [holder for holder in found if check_key(holder.key) == name], 0)
     held = store.force_release(name)
     for holder in held:
-        logger.warning("Force-released: %s", holder)
+        told = "".join([f" by {by}" if by else "", f": {reason}" if reason else ""])
+        logger.warning("Force-released%s: %s", told, holder)
+        journal.note(
+            facts.FORCED,
+            store,
+            (holder.key,),
+            who=Who.holds(holder),
+            other=Who(label=by) if by else None,
+            fencing_token=holder.fencing_token,
+            reason=reason,
+        )
     # It may have changed hands in between.
     _refuse(store, name, held, refused)
     return held

@@ -60,12 +60,14 @@ def pid() -> int:
     return _process.pid
 
 
-def unit_name() -> str:
-    """The name of the running asyncio task, else of the thread."""
+def unit() -> tuple[str, int]:
+    """The running asyncio task, else the thread: its name, and what no other that runs now has in
+    this process."""
     task = current_task()
     if task is not None:
-        return _shown(task.get_name())  # type: ignore[attr-defined]
-    return _shown(threading.current_thread().name)
+        return _shown(task.get_name()), id(task)  # type: ignore[attr-defined]
+    thread = threading.current_thread()
+    return _shown(thread.name), thread.ident or 0
 
 
 def current_task() -> object | None:

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS
 
-from . import signals
+from . import facts, signals
 from .backends.base import BaseBackend
-from .claims import INTENTION, Extended, Extension, Grant, from_us, to_us
+from .claims import INTENTION, Extended, Extension, Grant, Request, from_us, to_us
 from .clock import lease_now
 from .conf import MIN_TTL, seconds
 from .eventloop import blocking
 from .exceptions import BackendUnavailable, DistlocksError, LeaseLost
+from .facts import Who
+from .history.journal import journal
+from .history.waits import waits
 from .identity import pid
 from .keys import Key
 from .recording import recorder
@@ -48,6 +51,8 @@ class Lease:
     """
 
     __slots__ = (
+        "__weakref__",
+        "_began",
         "_ending",
         "_given_back",
         "_grant",
@@ -56,9 +61,11 @@ class Lease:
         "_lost",
         "_mutex",
         "_on_lost",
+        "_patterns",
         "_pid",
         "_releasing",
         "_renew",
+        "_request",
         "_until_commit",
         "backend",
         "deadline",
@@ -66,6 +73,7 @@ class Lease:
         "label",
         "owner_id",
         "ttl",
+        "unit",
         "waited",
     )
 
@@ -81,7 +89,9 @@ class Lease:
         max_hold: float | None = None,
         until_commit: bool = True,
         on_lost: OnLost | None = None,
-        label: str = "",
+        request: Request,
+        patterns: tuple[str, ...] | None = None,
+        unit: int = 0,
     ) -> None:
         self.backend = backend
         # As they were asked for.
@@ -98,10 +108,15 @@ class Lease:
             self.deadline = math.inf if max_hold is None else first_send + max_hold
         # Seconds from the call to the grant.
         self.waited = waited
-        self.label = label
+        self.label = request.label
         # Random, one per acquire: what the store knows the holder by.
         self.owner_id = grant.owner_id
+        # The thread or task that has acquired it: see identity.unit().
+        self.unit = unit
+        self._request = request
+        self._patterns = patterns
         self._grant = grant
+        self._began = first_send
         self._hold_until = None if max_hold is None else first_send + max_hold
         self._renew = renew and not grant.in_transaction
         self._until_commit = until_commit and (grant.in_testcase or not grant.in_transaction)
@@ -381,6 +396,8 @@ class Lease:
             self._releasing = True
         if lease_now() >= self.deadline and not self._grant.in_transaction:
             self.lose("its deadline has passed")
+        if self._lost:
+            self._note(facts.RELEASED_LATE, reason=self._lost)
         return True
 
     def _at_transactions_end(self) -> None:
@@ -397,6 +414,9 @@ class Lease:
             self.lose("the store had it no more when it was released")
         self._given_back = True
         renewer.discard(self)
+        if self.backend.recorded or journal.observers:
+            held = lease_now() - self._began
+            journal.put((self.backend, self.keys, self._patterns, held, True))
         if signals.lock_released.receivers:
             self._tell(signals.lock_released, ours=not self._lost)
 
@@ -410,6 +430,18 @@ class Lease:
             fencing_tokens=self._tokens,
             label=self.label,
             **more,
+        )
+
+    def _note(self, kind: str, reason: str) -> None:
+        """Have it kept for operators."""
+        journal.note(
+            kind,
+            self.backend,
+            self.keys,
+            who=Who.asks(self._request),
+            fencing_token=max(self._tokens),
+            held=lease_now() - self._began,
+            reason=reason,
         )
 
     # What a `with` block and a decorator call at their end
@@ -437,6 +469,7 @@ class Lease:
             logger.info("The lock of %s goes with its transaction: %s", self.keys, failure)
             self._given_back = True
             return
+        self._note(facts.ERROR, str(failure))
         logger.warning(
             "The lock of %s could not be released at the end of its block; it is tried again "
             "until its lease ends in %.1f s: %s",
@@ -517,6 +550,7 @@ class Lease:
                 return
             self._lost = reason
         renewer.discard(self)
+        self._note(facts.LOST, reason)
         logger.warning("%s", self._message(reason))
         if self._on_lost is not None:
             on_lost = self._on_lost
@@ -539,3 +573,6 @@ def check_ttl(ttl: float | timedelta, backend: BaseBackend) -> float:
             f"{longest:g} s (MAX_TTL). Longer work needs no longer lease: leases are renewed."
         )
     return value
+
+
+waits.sources.append(lambda: [lease for lease in renewer.leases() if isinstance(lease, Lease)])

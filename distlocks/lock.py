@@ -233,7 +233,7 @@ class db_lock:
 
             @functools.wraps(function)
             async def locked_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                acquisition = Acquisition(keys_of(args, kwargs), options)
+                acquisition = Acquisition(keys_of(args, kwargs), options, keys_of.patterns)
                 try:
                     lease = await acquisition.arun()
                 except LockTimeout as timeout:
@@ -251,7 +251,7 @@ class db_lock:
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             _check_not_async()
-            acquisition = Acquisition(keys_of(args, kwargs), options)
+            acquisition = Acquisition(keys_of(args, kwargs), options, keys_of.patterns)
             try:
                 lease = acquisition.run()
             except LockTimeout as timeout:

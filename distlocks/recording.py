@@ -9,7 +9,13 @@ from typing import Any
 
 from django.dispatch import Signal
 
+from . import facts
 from .backends.base import listeners
+from .handler import locks
+from .history.journal import journal
+from .history.waits import waits
+from .keys import key_of
+from .signals import authority_changed, cycle_found
 from .threads import JobThreads
 
 logger = logging.getLogger("distlocks")
@@ -54,7 +60,26 @@ def _close_connections() -> None:
     connections.close_all()
 
 
+def _note_authority(signal: Signal, sender: type, **told: Any) -> None:
+    if signal is authority_changed and told["made_here"]:
+        journal.note(
+            facts.AUTHORITY,
+            locks[told["alias"]],
+            (),
+            reason=f"{told['authority']}, epoch {told['epoch']}: {told['reason']}",
+        )
+
+
 recorder = Recorder()
-listeners.append(recorder.send)
+listeners += [recorder.send, _note_authority]
+waits.when_circle.append(
+    lambda backend, waiters: recorder.send(
+        cycle_found,
+        type(backend),
+        alias=backend.alias,
+        keys=tuple([key_of(waiter.key) for waiter in waiters]),
+        waiters=waiters,
+    )
+)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=recorder._reset)

@@ -16,11 +16,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from . import facts
 from .backends.base import BaseBackend, losses
 from .claims import MICROSECOND, Extension, Request
 from .clock import lease_now
 from .exceptions import DistlocksError
 from .handler import locks
+from .history.journal import journal
 from .threads import JobThreads
 from .waiting import renewal_due, renewal_retry
 
@@ -339,6 +341,7 @@ class Renewer:
             )
             for lease in leases:
                 self._retry(lease)
+            journal.note(facts.ERROR, backend, (), reason=f"{len(leases)} not extended: {error}")
             return
         for lease in leases:
             if lease.owner_id in answer.lost:
@@ -358,7 +361,7 @@ class Renewer:
         if now < lease.deadline:
             self._schedule(lease, renewal_retry(now, lease.ttl, lease.deadline))
 
-    # For tests
+    # For those who look on
 
     def leases(self) -> list[Renewable]:
         """All that are kept at the moment."""

@@ -7,7 +7,8 @@ import string
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .keys import Key, check_key
+from .keys import SEPARATOR, Key, check_key
+from .patterns import pattern_of_template
 
 # The key, or a template for it, or what makes it from the call's arguments.
 KeyOrCallable = Key | Callable[..., Key]
@@ -20,11 +21,17 @@ class KeyResolver:
         self._keys = keys
         self._signature = inspect.signature(function)
         self._name = name_of(function)
+        # What operators see the keys of all calls as; None if only a call's own keys tell.
+        self.patterns: tuple[str, ...] | None = None
         for key in keys:
             if not callable(key):
                 check_key(key)
                 for template in (key,) if isinstance(key, str) else key:
                     self._check_template(template)
+        templates = [key for key in keys if not callable(key)]
+        if len(templates) == len(keys):
+            names = [key if isinstance(key, str) else SEPARATOR.join(key) for key in templates]
+            self.patterns = tuple(map(pattern_of_template, names))
 
     def _check_template(self, template: str) -> None:
         parameters = self._signature.parameters

@@ -23,6 +23,10 @@ locks_expired = Signal()
 # A lease is not going to be extended any more and ends at its deadline. Arguments: alias, keys,
 # owner_id, fencing_tokens, remaining (seconds), reason, label.
 lease_ending = Signal()
+# Processes wait for each other's locks in a circle, and none of them can go on. Sent once, in one
+# of them. Arguments: alias, keys (those waited for), waiters (distlocks.models.LockWaiter, one for
+# each process, thread or task in the circle).
+cycle_found = Signal()
 # Another store grants the locks of a fast path from now on, or none while that changes; sent in
 # each process that notices. Arguments: alias (no keys), authority ("redis", "drain", "db" or
 # "closing"), epoch, reason, made_here (whether this process has brought it about).

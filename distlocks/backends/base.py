@@ -74,6 +74,8 @@ class BaseBackend(ABC):
         self.alias = alias
         self.params = params
         self.prefix = params.key_prefix
+        # Is it kept what happens to its locks?
+        self.recorded = params.history_days > 0
         self.options: Mapping[str, Any] = params.options
         for name in self.options:
             if name not in self.option_names:

@@ -7,6 +7,7 @@ from typing import Any
 from django.test.utils import override_settings
 
 from .. import conf
+from ..history.journal import journal
 from ..recording import recorder
 
 MEMORY_BACKEND = "distlocks.backends.memory.MemoryBackend"
@@ -50,3 +51,12 @@ def flush_events(timeout: float = 10.0) -> None:
     """Return once signal handlers and on_lost callbacks have run for all that has happened."""
     if not recorder.flush(timeout):
         raise TimeoutError(f"Handlers of distlocks' signals did not finish within {timeout:g} s.")
+
+
+def flush_history() -> None:
+    """Write to the history of locks, over this thread's connections, all that has happened.
+
+    Under a test runner nothing else does: no thread writes beside a test.
+    """
+    if not journal.flush():
+        raise RuntimeError("The history of locks could not be written: see the log.")

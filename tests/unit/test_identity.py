@@ -50,7 +50,7 @@ def test_a_forked_process_has_its_own_owner_ids(spawn: Spawner) -> None:
 
 def test_a_thread_is_known_by_its_name() -> None:
     names = []
-    thread = threading.Thread(target=lambda: names.append(identity.unit_name()), name="x" * 300)
+    thread = threading.Thread(target=lambda: names.append(identity.unit()[0]), name="x" * 300)
     thread.start()
     thread.join()
     assert names == ["x" * 100]
@@ -59,7 +59,7 @@ def test_a_thread_is_known_by_its_name() -> None:
 
 async def test_a_task_is_known_by_its_name() -> None:
     async def ask() -> tuple[str, bool]:
-        return identity.unit_name(), identity.current_task() is asyncio.current_task()
+        return identity.unit()[0], identity.current_task() is asyncio.current_task()
 
     assert await asyncio.create_task(ask(), name="import of 2024") == ("import of 2024", True)
     # A thread beside the loop runs no task.

@@ -23,12 +23,11 @@ from ...claims import (
     Swept,
     to_us,
 )
-from ...conf import Params
+from ...conf import Params, under_test_runner
 from ...exceptions import BackendUnavailable
 from ...waiting import MAX_SLEEP
 from ..base import BaseBackend, losses
 from ..database.channels import unavailable
-from ..database.connected import under_test_runner
 from .batch import Batch
 from .denials import Denials
 from .inside import Inside

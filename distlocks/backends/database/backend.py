@@ -22,11 +22,12 @@ from ...claims import (
     Swept,
     to_us,
 )
+from ...conf import under_test_runner
 from ...exceptions import BackendUnavailable
 from ..base import RESERVED_LONGER
 from ..offload import offload
 from .channels import NotAll, Session
-from .connected import ConnectedBackend, in_testcase, under_test_runner
+from .connected import ConnectedBackend, in_testcase
 from .dialect import BUSY, Batch, Dialect, Freed, Held, Taken
 from .extensions import Extensions
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from abc import abstractmethod
@@ -16,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.utils.module_loading import import_string
 
 from ... import clock
-from ...conf import InvalidSetting, Params
+from ...conf import InvalidSetting, Params, under_test_runner
 from ...exceptions import BackendUnavailable
 from ...waiting import busy_delays
 from ..aliases import WrongAlias, params_of
@@ -250,9 +249,3 @@ def is_in_memory(wrapper: Any) -> bool:
 def in_testcase(wrapper: BaseDatabaseWrapper) -> bool:
     """Whether the connection is inside the transaction that a TestCase wraps around a test."""
     return any(getattr(block, "_from_testcase", False) for block in wrapper.atomic_blocks)
-
-
-def under_test_runner() -> bool:
-    """Whether Django's test environment has been set up in this process."""
-    mail: Any = sys.modules.get("django.core.mail")
-    return hasattr(mail, "outbox")

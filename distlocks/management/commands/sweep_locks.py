@@ -13,11 +13,13 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
+from ... import facts
 from ...backends.base import BaseBackend
 from ...claims import Holder
 from ...exceptions import BackendUnavailable
 from ...fences import sweep_guards
 from ...handler import locks
+from ...history.journal import journal
 from ...recording import recorder
 from ...signals import locks_expired
 
@@ -130,6 +132,7 @@ class Command(BaseCommand):
                         if expired <= NAMED or options["verbosity"] > 1:
                             self._report(holder)
                     if batch.expired and not dry_run:
+                        journal.note_expired(facts.EXPIRED, backend, batch.expired, None)
                         recorder.send(
                             locks_expired,
                             type(backend),
