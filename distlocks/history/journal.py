@@ -197,7 +197,8 @@ class Journal:
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._awake = False
-        self._hurry = False
+        # How often somebody has asked for everything to be written, and how often that was done.
+        self._asked = self._served = 0
 
     # What is called by who locks
 
@@ -259,14 +260,18 @@ class Journal:
         busy_at = time.monotonic()
         while True:
             with self._condition:
-                if not self._hurry:
+                if self._asked == self._served:
                     self._condition.wait(LOOK_EVERY)
+                asked = self._asked
             try:
-                busy = self.look(all_of_it=self._hurry)
+                busy = self.look(all_of_it=asked > self._served)
             except BaseException:
                 # The next look may go better; without it nothing would be kept any more.
                 logger.exception("The history of locks could not be kept")
                 busy = True
+            with self._condition:
+                self._served = asked
+                self._condition.notify_all()
             now = time.monotonic()
             if busy:
                 busy_at = now
@@ -293,9 +298,6 @@ class Journal:
                     ledger.write(now, all_of_it=all_of_it)
             for chore in self.chores:
                 busy |= chore(now)
-            with self._condition:
-                self._hurry = False
-                self._condition.notify_all()
             return busy
 
     def _collect(self) -> bool:
@@ -344,9 +346,10 @@ class Journal:
         """Have the thread write what there is, in so many seconds."""
         with self._condition:
             if self._awake:
-                self._hurry = True
+                self._asked += 1
+                asked = self._asked
                 self._condition.notify_all()
-                self._condition.wait_for(lambda: not self._hurry, timeout)
+                self._condition.wait_for(lambda: self._served >= asked, timeout)
 
 
 journal = Journal()

@@ -72,7 +72,8 @@ class Cells:
         return len(self._cells)
 
     def add(self, alias: str, pattern: str, at: float) -> Iterator[Cell]:
-        """Where to count something that has happened now: in four cells."""
+        """Where to count something that has happened now: in up to four
+        cells."""
         hour = int(at) // HOUR
         known = self._patterns[hour]
         if pattern not in known:
@@ -83,7 +84,7 @@ class Cells:
                 del self._patterns[past]
         for span in SPANS:
             began = int(at) // span * span
-            for name in (TOTAL, pattern):
+            for name in (TOTAL, pattern) if pattern != TOTAL else (TOTAL,):
                 key = CellKey(alias, began, span, name)
                 cell = self._cells.get(key)
                 if cell is None:

@@ -165,6 +165,7 @@ def test_the_tools_for_tests() -> None:
         "FakeClock",
         "fake_clock",
         "flush_events",
+        "flush_history",
         "memory_locks",
     ]
 
