@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from django.db import connections
@@ -24,7 +24,7 @@ from ..facts import Fact
 from ..keys import SEPARATOR, Key
 from ..patterns import pattern_of
 from . import tables
-from .rollups import COUNTERS, Cells
+from .rollups import COUNTERS, Cells, Tally
 
 if TYPE_CHECKING:
     from ..backends.base import BaseBackend
@@ -63,14 +63,14 @@ def names_of(keys: tuple[Key, ...]) -> list[str]:
     return [SEPARATOR.join(key) if isinstance(key, tuple) else key for key in keys]
 
 
-def patterns_in(entry: Passed) -> set[str]:
-    """The patterns of the keys of an entry."""
+def patterns_in(entry: Passed) -> Iterable[str]:
+    """The patterns of the keys of an entry, each once."""
     _, keys, patterns, _, _ = entry
     if patterns is not None:
-        return set(patterns)
+        return patterns if len(patterns) == 1 else set(patterns)
     if len(keys) == 1:
-        (key,) = keys
-        return {pattern_of(key if isinstance(key, str) else SEPARATOR.join(key))}
+        key = keys[0]
+        return (pattern_of(key if isinstance(key, str) else SEPARATOR.join(key)),)
     return set(map(pattern_of, names_of(keys)))
 
 
@@ -304,17 +304,26 @@ class Journal:
         """Take what is on the list, and count it."""
         at = time.time()
         entries = [self._entries.popleft() for _ in range(len(self._entries))]
+        # Of these there may be many: first among themselves.
+        tallies: dict[tuple[BaseBackend, str, bool], Tally] = {}
         for entry in entries:
-            ledger = self._ledger_of(entry[0])
-            if ledger is None:
-                continue
             if len(entry) == 2:
-                ledger.note(entry[1])
-            else:
-                backend, _, _, seconds, was_released = entry
+                ledger = self._ledger_of(entry[0])
+                if ledger is not None:
+                    ledger.note(entry[1])
+                continue
+            backend, _, _, seconds, was_released = entry
+            for pattern in patterns_in(entry):
+                of = (backend, pattern, was_released)
+                tally = tallies.get(of)
+                if tally is None:
+                    tally = tallies[of] = Tally()
+                tally.add(seconds)
+        for (backend, pattern, was_released), tally in tallies.items():
+            ledger = self._ledger_of(backend)
+            if ledger is not None:
                 count = ledger.cells.released if was_released else ledger.cells.granted
-                for pattern in patterns_in(entry):
-                    count(backend.alias, pattern, at, seconds)
+                count(backend.alias, pattern, at, tally)
         overflow, self._overflow = self._overflow, Counter()
         for backend, count_ in overflow.items():
             ledger = self._ledger_of(backend)

@@ -2,7 +2,7 @@
 
 from distlocks.histogram import bucket
 from distlocks.history import rollups
-from distlocks.history.rollups import HOUR, MINUTE, TOTAL, CellKey, Cells
+from distlocks.history.rollups import HOUR, MINUTE, TOTAL, CellKey, Cells, Tally
 from distlocks.patterns import OTHERS
 
 NOW = 1_800_000_065.5
@@ -15,8 +15,8 @@ def taken(cells: Cells) -> dict[CellKey, rollups.Cell]:
 
 def test_a_grant_counts_in_its_minute_and_hour_for_its_pattern_and_for_all() -> None:
     cells = Cells()
-    cells.granted("default", "order:*", NOW, waited=0.03)
-    cells.released("default", "order:*", NOW, held=2.0)
+    cells.granted("default", "order:*", NOW, Tally(0.03))
+    cells.released("default", "order:*", NOW, Tally(2.0))
     found = taken(cells)
     assert set(found) == {
         CellKey("default", began, span, pattern)
@@ -34,7 +34,7 @@ def test_a_grant_counts_in_its_minute_and_hour_for_its_pattern_and_for_all() -> 
 def test_what_could_not_be_written_is_added_to_what_has_come_since() -> None:
     cells = Cells()
     cells.count("lost", "default", "a", NOW)
-    cells.granted("default", "a", NOW, waited=0.0)
+    cells.granted("default", "a", NOW, Tally(0.0))
     unwritten = cells.take()
     cells.count("lost", "default", "a", NOW)
     cells.put_back(unwritten)

@@ -12,7 +12,7 @@ from distlocks import Lease, LeaseLost, LockTimeout, db_lock, force_release, loc
 from distlocks.history import journal as module
 from distlocks.history import tables
 from distlocks.history.journal import journal
-from distlocks.history.rollups import Cells
+from distlocks.history.rollups import Cells, Tally
 from distlocks.models import LockEvent, LockRollup
 from tests.integration.history.conftest import History
 from tests.waiting import eventually
@@ -59,7 +59,7 @@ class TestOrdinary:
         def write(_: int) -> None:
             cells = Cells()
             for number in range(50):
-                cells.granted("default", f"{key}:{number}", 1_800_000_000, 0.0)
+                cells.granted("default", f"{key}:{number}", 1_800_000_000, Tally(0.0))
             together.wait(10)
             try:
                 tables.add_up(history.using, cells.take())
