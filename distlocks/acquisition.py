@@ -230,7 +230,7 @@ class Acquisition:
         if denial.unanswered:
             return BackendUnavailable(denial.reason, keys=self.keys)
         holders = denial.holders
-        if self.attempt:
+        if self.timeout:
             self.rival = first_of(holders) or self.rival
             self._note(facts.TIMED_OUT, denial, waited=now - self.started, reason=denial.reason)
         recorder.send(

@@ -103,6 +103,7 @@ class DatabaseBackend(ConnectedBackend):
             min_hold_us=request.min_hold_us,
             in_transaction=session.is_callers,
             in_testcase=session.is_callers and in_testcase(session.wrapper),
+            expired=tuple([self.public_holder(one.expired) for one in taken if one.expired]),
         )
 
     def _take_all(self, session: Session, request: Request, answers: list[Taken | Held]) -> None:
