@@ -81,9 +81,10 @@ class Keeper:
         # Who ignores a signal from its own parent on (nohup) goes on doing so.
         before = {name: signal.signal(getattr(signal, name), signal.SIG_IGN) for name in NOT_FOR_US}
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # It may be a terminal of another session, which nobody here is in the foreground of.
+        # It may be another session's terminal, which nobody here is in the foreground of; and who
+        # reads our output from a pipe, a pager, may want the terminal for itself.
         with contextlib.suppress(OSError):
-            self.has_terminal = os.tcgetpgrp(0) == os.getpgrp()
+            self.has_terminal = os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
         error = self.start(command, before)
         if error:
             self.tell("failed", error)
@@ -98,8 +99,7 @@ class Keeper:
                 self.listen()
             self.reap()
             self.watch()
-        if self.has_terminal:
-            os.tcsetpgrp(0, os.getpgrp())
+        self.take_terminal()
         self.tell("ended", self.status, int(self.kill_at is not None))
 
     def start(self, command: list[str], before: Mapping[str, object]) -> int:
@@ -111,9 +111,8 @@ class Keeper:
             number: int | None = errno.ENOEXEC
             try:
                 os.setpgid(0, 0)
-                if self.has_terminal:
-                    # Who reads from a terminal must be in its foreground.
-                    os.tcsetpgrp(0, os.getpid())
+                # Who reads from a terminal must be in its foreground.
+                self.take_terminal()
                 # Of the command itself, and not of what that starts: if this process is killed.
                 prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() == us:
@@ -139,9 +138,15 @@ class Keeper:
         os.close(reading)
         if answer:
             os.waitpid(self.pid, 0)
-            if self.has_terminal:
-                os.tcsetpgrp(0, os.getpgrp())
+            self.take_terminal()
         return int(answer or 0)
+
+    def take_terminal(self) -> None:
+        """Put this process's group into the foreground, if there is a terminal."""
+        if self.has_terminal:
+            # It may have been closed meanwhile.
+            with contextlib.suppress(OSError):
+                os.tcsetpgrp(0, os.getpgrp())
 
     def sleep(self) -> float:
         """Seconds until there may be something to do."""

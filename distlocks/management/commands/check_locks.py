@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Sum
 
 from ... import facts
+from ...claims import INTENTION
 from ...handler import locks
 from ...history.rollups import MINUTE, TOTAL
 from ..arguments import (
@@ -157,8 +158,8 @@ def check_holders(findings: Findings, found: Listing, limits: Thresholds) -> str
     held = [
         (age(one.holder.since), one)
         for one in found.locks
-        # What cools down is kept on purpose.
-        if one.holder is not None and not one.holder.cooling_down
+        # What cools down is kept on purpose; that a key below is held, its own line says.
+        if one.holder is not None and not one.holder.cooling_down and one.holder.mode != INTENTION
     ]
     held.sort(key=lambda pair: -pair[0])
     longest = held[0][0] if held else 0.0

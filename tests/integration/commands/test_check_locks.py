@@ -68,6 +68,11 @@ class TestWell:
         )
         assert re.match(told, probe.line), probe.line
 
+    def test_a_tree_key_counts_once(self, watched: None, probe: Probe) -> None:
+        with db_lock(("a", "b"), backend=ALIAS), waiting_for("a"):
+            assert probe() == OK
+        assert probe.line.startswith("LOCKS OK: 1 held, ")
+
     @pytest.mark.parametrize("alias", ["sqlite", "postgres", "mariadb", "advisory"])
     def test_whatever_the_store(self, watched: None, probe: Probe, alias: str) -> None:
         with override_settings(DISTLOCKS={"default": MEMORY, ALIAS: settings_of(alias)}):
