@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from . import facts, signals
+from . import context, facts, signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
 from .claims import Denial, Grant, Request, claims_on, to_us
@@ -62,7 +62,7 @@ class Acquisition:
             pid=pid(),
             thread=thread,
             label=options.label,
-            metadata=options.metadata,
+            metadata=context.merged(options.metadata),
             waits=self.timeout != 0,
             asked_at=self.started,
             until_commit=options.until_commit,
