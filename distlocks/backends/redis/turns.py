@@ -30,6 +30,8 @@ LEFT_ALONE = 1.0
 # Those next in a queue look at the store after so many seconds, in case a call was lost, and call
 # whoever is first; those further back look after the others.
 LOOK_NEXT, LOOK = 0.8, 5.0
+# Who has released a key, if that is not known.
+SOMEBODY = "!"
 
 
 class Turns:
@@ -63,13 +65,18 @@ class Turns:
         """The request is going to wait beside this key."""
         self._waiting[request.owner_id] = (request, key)
 
-    def call(self, key: str, leaving: str = "") -> None:
-        """Whoever waits first for the key should try; who leaves the queue no more."""
+    def call(self, key: str, *, leaving: str = "", released_by: str | None = "") -> None:
+        """Whoever waits first for the key should try; who leaves the queue no more.
+
+        Not if another has been called and has not tried yet: unless it is the one that has now
+        released the key, or nobody knows who has (None). Empty: nobody has, it was seen to be free.
+        """
         if self.usable:
             name = self._servers.hash_name(key)
-            words = packed((key.encode(), leaving.encode()))
+            by = SOMEBODY if released_by is None else released_by
+            words = packed((key.encode(), leaving.encode(), by.encode()))
             try:
-                self._servers.run(name, script("turns_call"), 2, words)
+                self._servers.run(name, script("turns_call"), 3, words)
             except BackendUnavailable as error:
                 self._give_up(error)
 
