@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from .claims import Holder
 from .facts import shown
 from .keys import Key
 
@@ -44,3 +45,15 @@ def event(
         # Whoever calls this has seen it.
         stacklevel=2,
     )
+
+
+def of(holder: Holder) -> dict[str, Any]:
+    """The fields of an event that is about a holder's lease."""
+    return {
+        "owner_id": holder.owner_id,
+        "fencing_token": holder.fencing_token,
+        "label": holder.label,
+        "host": holder.host,
+        "pid": holder.pid,
+        "thread": holder.thread,
+    }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from .. import facts
+from .. import facts, logs
 from ..claims import Holder
 from ..conf import under_test_runner
 from ..facts import Fact
@@ -28,8 +28,6 @@ from .rollups import COUNTERS, Cells
 
 if TYPE_CHECKING:
     from ..backends.base import BaseBackend
-
-logger = logging.getLogger("distlocks")
 
 # Seconds between two looks at the list, and between two additions to the counters in the tables.
 LOOK_EVERY = 1.0
@@ -135,11 +133,17 @@ class Ledger:
             self._failed(now, error)
         else:
             if self.failing:
-                logger.warning(
+                logs.event(
+                    logging.WARNING,
+                    "history_back",
+                    "",
+                    (),
                     "The history of locks is written to the database %r again; %d events were "
                     "lost meanwhile.",
                     self.database,
                     self.dropped,
+                    database=self.database,
+                    dropped=self.dropped,
                 )
                 self._pause = self.retry_at = 0.0
                 self.dropped = 0
@@ -163,7 +167,11 @@ class Ledger:
 
     def _failed(self, now: float, error: Exception) -> None:
         if not self.failing:
-            logger.warning(
+            logs.event(
+                logging.WARNING,
+                "history_failing",
+                "",
+                (),
                 "The history of locks cannot be written to the database %r; locks are not "
                 "affected. It is tried again; what does not fit into memory meanwhile is only "
                 "counted. If the tables are missing, run 'manage.py migrate distlocks --database "
@@ -172,6 +180,8 @@ class Ledger:
                 self.database,
                 type(error).__name__,
                 error,
+                database=self.database,
+                error=f"{type(error).__name__}: {error}",
             )
         self._pause = min(max(self._pause * 2, RETRY), LONGEST_RETRY)
         self.retry_at = now + self._pause
@@ -226,7 +236,21 @@ class Journal:
     def note_expired(
         self, kind: str, backend: BaseBackend, holders: Sequence[Holder], by: facts.Who | None
     ) -> None:
-        """Have it written that these leases were found past their expiry."""
+        """Have it written that these leases were found past their expiry, and logged: once for
+        each lease."""
+        leases: dict[str, list[Holder]] = {}
+        for holder in holders:
+            leases.setdefault(holder.owner_id, []).append(holder)
+        for first, *others in leases.values():
+            logs.event(
+                logging.WARNING,
+                kind,
+                backend.alias,
+                [holder.key for holder in (first, *others)],
+                "A lease was never released, and expired: %s",
+                first,
+                **logs.of(first),
+            )
         for holder in holders:
             self.note(
                 kind,
@@ -263,9 +287,9 @@ class Journal:
                     self._condition.wait(LOOK_EVERY)
             try:
                 busy = self.look(all_of_it=self._hurry)
-            except BaseException:
+            except BaseException as error:
                 # The next look may go better; without it nothing would be kept any more.
-                logger.exception("The history of locks could not be kept")
+                _log_fault("The history of locks could not be kept", error)
                 busy = True
             now = time.monotonic()
             if busy:
@@ -322,8 +346,8 @@ class Journal:
             for observer in list(self.observers):
                 try:
                     observer(entries)
-                except Exception:
-                    logger.exception("An observer of the history of locks failed")
+                except Exception as error:
+                    _log_fault("An observer of the history of locks failed", error)
         return bool(entries)
 
     def _ledger_of(self, backend: BaseBackend) -> Ledger | None:
@@ -347,6 +371,10 @@ class Journal:
                 self._hurry = True
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: not self._hurry, timeout)
+
+
+def _log_fault(message: str, error: BaseException) -> None:
+    logs.event(logging.ERROR, "history_fault", "", (), message, exc_info=error)
 
 
 journal = Journal()
