@@ -75,8 +75,10 @@ def patterns_in(entry: Passed) -> set[str]:
 class Ledger:
     """What one database is owed."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, all_dropped: Counter[str] | None = None) -> None:
         self.database = database
+        # By alias of a backend, since the process began.
+        self.all_dropped: Counter[str] = Counter() if all_dropped is None else all_dropped
         self.cells = Cells()
         self.ordinary: deque[Fact] = deque()
         self.others: deque[Fact] = deque()
@@ -94,6 +96,7 @@ class Ledger:
     def drop(self, alias: str, pattern: str, at: float, count: int = 1) -> None:
         """Count what is not going to be written."""
         self.dropped += count
+        self.all_dropped[alias] += count
         self.cells.count("dropped", alias, pattern, at, count)
 
     def note(self, fact: Fact) -> None:
@@ -196,6 +199,8 @@ class Journal:
         self.observers: list[Observer] = []
         # What else the thread does, given the time on the monotonic clock; whether there is more.
         self.chores: list[Callable[[float], bool]] = []
+        # What was not written, and what no observer has seen: by alias of a backend.
+        self.dropped: Counter[str] = Counter()
         self._reset()
 
     def _reset(self) -> None:
@@ -342,6 +347,8 @@ class Journal:
             ledger = self._ledger_of(backend)
             if ledger is not None:
                 ledger.drop(backend.alias, "", at, count_)
+            else:
+                self.dropped[backend.alias] += count_
         if entries:
             for observer in list(self.observers):
                 try:
@@ -356,7 +363,7 @@ class Journal:
         database = backend.params.history_database
         ledger = self._ledgers.get(database)
         if ledger is None:
-            ledger = self._ledgers[database] = Ledger(database)
+            ledger = self._ledgers[database] = Ledger(database, self.dropped)
         return ledger
 
     def flush(self) -> bool:
