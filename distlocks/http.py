@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -23,7 +24,9 @@ from django.utils.translation import gettext, ngettext
 from .claims import PERMIT, Holder
 from .exceptions import BackendUnavailable, LockTimeout
 from .facts import shown
+from .history.holds import holds
 from .http_settings import STATUSES, Answers, answers, seconds_to_wait
+from .keys import check_key
 from .transactions import testcase_depth
 
 V = TypeVar("V", bound=Callable[..., Any])
@@ -203,11 +206,22 @@ def _refusal(error: LockError, wanted: Answers) -> Refusal:
 
 
 def _until_free(holders: tuple[Holder, ...]) -> float:
-    """Seconds until the key is free if nobody extends; of permits, until one is."""
+    """Seconds until the key is likely to be free; of permits, until one is."""
+    holds.start()
     if not holders:
         return UNKNOWN
     soonest_is_enough = all(holder.mode == PERMIT for holder in holders)
-    return (min if soonest_is_enough else max)(holder.remaining for holder in holders)
+    return (min if soonest_is_enough else max)(map(_rest, holders))
+
+
+def _rest(holder: Holder) -> float:
+    """Not later than the lease's end, after which a dead holder's key is free; sooner if others
+    have been so."""
+    if holder.cooling_down:
+        return holder.remaining
+    held = time.time() - holder.since.timestamp()
+    likely = holds.rest(check_key(holder.key), held)
+    return holder.remaining if likely is None else min(likely, holder.remaining)
 
 
 def _described(holder: Holder) -> dict[str, Any]:

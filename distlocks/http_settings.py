@@ -23,7 +23,7 @@ class Answers:
 
     # Of a LockTimeout.
     status: int = 409
-    # None: until the holder's lease ends, if it is not extended.
+    # None: until the key is likely to be free, at the latest when the holder's lease ends.
     retry_after: float | Callable[[Any], float] | None = None
     max_retry_after: float = 60.0
     # Is a BackendUnavailable answered too, with 503?

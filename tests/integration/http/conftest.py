@@ -7,7 +7,10 @@ from django.conf import settings
 from django.test import override_settings
 
 from distlocks import Lease, db_lock
+from distlocks.history.holds import holds
+from distlocks.history.journal import journal
 from distlocks.testing import FakeClock
+from distlocks.testing.overrides import MEMORY_BACKEND
 from tests.integration.http import site
 
 
@@ -15,6 +18,7 @@ from tests.integration.http import site
 def _site(lock_clock: FakeClock) -> Iterator[None]:
     with override_settings(
         ROOT_URLCONF=site.__name__,
+        DISTLOCKS={"default": {"BACKEND": MEMORY_BACKEND, "HISTORY_DAYS": 0}},
         MIDDLEWARE=[
             *settings.MIDDLEWARE,
             "distlocks.middleware.LockErrorsMiddleware",
@@ -22,6 +26,10 @@ def _site(lock_clock: FakeClock) -> Iterator[None]:
         ],
     ):
         yield
+    if holds.observe in journal.observers:
+        journal.observers.remove(holds.observe)
+    holds._seen.clear()
+    holds._started = False
 
 
 @pytest.fixture

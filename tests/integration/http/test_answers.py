@@ -1,6 +1,8 @@
 """What a client is told when a lock cannot be had, and what it is not."""
 
 import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -8,8 +10,10 @@ from django.contrib.auth.models import User
 from django.http import HttpRequest
 from django.test import AsyncClient, Client, RequestFactory, override_settings
 
-from distlocks import BackendUnavailable, Holder, Lease, LockTimeout, db_lock
+from distlocks import BackendUnavailable, Holder, Lease, LockTimeout, db_lock, locks
 from distlocks.claims import EPOCH, PERMIT, SHARED
+from distlocks.history.holds import MAX_PATTERNS, REMEMBERED, holds
+from distlocks.history.journal import journal
 from distlocks.http import answer
 from distlocks.identity import host, pid
 from distlocks.testing import FakeClock
@@ -136,6 +140,49 @@ def test_when_to_try_again(rf: RequestFactory, holders: tuple[Holder, ...], seco
     response = answer(rf.get("/"), LockTimeout("held", holders=holders))
     assert response is not None
     assert response.headers["Retry-After"] == str(seconds)
+
+
+def held_for(seconds: float, key: str = "customer:8", times: int = 1) -> None:
+    for _ in range(times):
+        journal.put((locks["default"], (key,), None, seconds, True))
+    journal.look()
+
+
+def answered(rf: RequestFactory, held: float, **more: Any) -> int:
+    """Retry-After beside somebody who has had the key for so long, and has it for another 20 s."""
+    since = datetime.now(UTC) - timedelta(seconds=held)
+    one = replace(holder(20), since=since, **more)
+    response = answer(rf.get("/"), LockTimeout("held", holders=(one,)))
+    assert response is not None
+    return int(response.headers["Retry-After"])
+
+
+def test_others_of_its_kind_tell_when_it_will_be_free(rf: RequestFactory) -> None:
+    # From the first answer on it is looked at how long keys are held.
+    held_for(3, times=9)
+    assert answered(rf, held=0) == 20
+    held_for(3, times=4)
+    assert answered(rf, held=0) == 20
+    held_for(3)
+    assert answered(rf, held=0.5) == 3
+    assert answered(rf, held=2.8) == 1
+    # None has taken so long.
+    assert answered(rf, held=10) == 20
+    assert answered(rf, held=0.5, key="other:7") == 20
+    assert answered(rf, held=0.5, owner_id="") == 20
+    # What is forgotten, because the latest count.
+    held_for(15, times=REMEMBERED)
+    assert answered(rf, held=0.5) == 15
+    held_for(300, times=REMEMBERED)
+    assert answered(rf, held=0.5) == 20
+
+
+def test_kinds_that_are_remembered_are_bounded() -> None:
+    holds.start()
+    for number in range(MAX_PATTERNS + 20):
+        held_for(3, key="x" * number + "y", times=5 if number < 200 else 1)
+    assert len(holds._seen) == MAX_PATTERNS
+    assert holds.rest("y", 0) is None
 
 
 def test_one_second_is_one_second(rf: RequestFactory) -> None:
