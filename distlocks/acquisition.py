@@ -155,13 +155,14 @@ class Acquisition:
         if self.waiting is None:
             if not self.backend.recorded:
                 return
+            since = time.time() - (lease_now() - self.started)
             self.waiting = Waiting(
                 backend=self.backend,
                 mode=self.options.mode,
                 unit=self.unit,
                 started=self.started,
-                since=time.time(),
-                gives_up=None if self.timeout is None else time.time() + self.timeout,
+                since=since,
+                gives_up=None if self.timeout is None else since + self.timeout,
             )
             waits.begin(self.waiting)
         # In this order: another thread reads it.

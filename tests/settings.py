@@ -204,3 +204,10 @@ if RUN_FOLDER and REDIS_URL:
     for _alias in ("sqlite", "portable_sqlite", "postgres", "portable_postgres", "mariadb"):
         if _alias in DISTLOCKS:
             DISTLOCKS[f"fastpath_on_{_alias}"] = fast_path(_alias, namespace=f"{_name}.{_alias}")
+
+# What happens to locks is kept where a test asks for it.
+HISTORY = os.environ.get("DISTLOCKS_TEST_HISTORY")
+for _entry in DISTLOCKS.values():
+    _entry["HISTORY_DAYS"] = 30 if HISTORY else 0
+    if HISTORY:
+        _entry["HISTORY_DATABASE"] = HISTORY

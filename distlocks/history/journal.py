@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from django.db import connections
@@ -24,7 +24,7 @@ from ..facts import Fact
 from ..keys import SEPARATOR, Key
 from ..patterns import pattern_of
 from . import tables
-from .rollups import COUNTERS, Cells
+from .rollups import COUNTERS, Cells, Tally
 
 if TYPE_CHECKING:
     from ..backends.base import BaseBackend
@@ -61,14 +61,14 @@ def names_of(keys: tuple[Key, ...]) -> list[str]:
     return [SEPARATOR.join(key) if isinstance(key, tuple) else key for key in keys]
 
 
-def patterns_in(entry: Passed) -> set[str]:
-    """The patterns of the keys of an entry."""
+def patterns_in(entry: Passed) -> Iterable[str]:
+    """The patterns of the keys of an entry, each once."""
     _, keys, patterns, _, _ = entry
     if patterns is not None:
-        return set(patterns)
+        return patterns if len(patterns) == 1 else set(patterns)
     if len(keys) == 1:
-        (key,) = keys
-        return {pattern_of(key if isinstance(key, str) else SEPARATOR.join(key))}
+        key = keys[0]
+        return (pattern_of(key if isinstance(key, str) else SEPARATOR.join(key)),)
     return set(map(pattern_of, names_of(keys)))
 
 
@@ -212,7 +212,8 @@ class Journal:
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._awake = False
-        self._hurry = False
+        # How often somebody has asked for everything to be written, and how often that was done.
+        self._asked = self._served = 0
 
     # What is called by who locks
 
@@ -288,14 +289,18 @@ class Journal:
         busy_at = time.monotonic()
         while True:
             with self._condition:
-                if not self._hurry:
+                if self._asked == self._served:
                     self._condition.wait(LOOK_EVERY)
+                asked = self._asked
             try:
-                busy = self.look(all_of_it=self._hurry)
+                busy = self.look(all_of_it=asked > self._served)
             except BaseException as error:
                 # The next look may go better; without it nothing would be kept any more.
                 _log_fault("The history of locks could not be kept", error)
                 busy = True
+            with self._condition:
+                self._served = asked
+                self._condition.notify_all()
             now = time.monotonic()
             if busy:
                 busy_at = now
@@ -322,26 +327,32 @@ class Journal:
                     ledger.write(now, all_of_it=all_of_it)
             for chore in self.chores:
                 busy |= chore(now)
-            with self._condition:
-                self._hurry = False
-                self._condition.notify_all()
             return busy
 
     def _collect(self) -> bool:
         """Take what is on the list, and count it."""
         at = time.time()
         entries = [self._entries.popleft() for _ in range(len(self._entries))]
+        # Of these there may be many: first among themselves.
+        tallies: dict[tuple[BaseBackend, str, bool], Tally] = {}
         for entry in entries:
-            ledger = self._ledger_of(entry[0])
-            if ledger is None:
-                continue
             if len(entry) == 2:
-                ledger.note(entry[1])
-            else:
-                backend, _, _, seconds, was_released = entry
+                ledger = self._ledger_of(entry[0])
+                if ledger is not None:
+                    ledger.note(entry[1])
+                continue
+            backend, _, _, seconds, was_released = entry
+            for pattern in patterns_in(entry):
+                of = (backend, pattern, was_released)
+                tally = tallies.get(of)
+                if tally is None:
+                    tally = tallies[of] = Tally()
+                tally.add(seconds)
+        for (backend, pattern, was_released), tally in tallies.items():
+            ledger = self._ledger_of(backend)
+            if ledger is not None:
                 count = ledger.cells.released if was_released else ledger.cells.granted
-                for pattern in patterns_in(entry):
-                    count(backend.alias, pattern, at, seconds)
+                count(backend.alias, pattern, at, tally)
         overflow, self._overflow = self._overflow, Counter()
         for backend, count_ in overflow.items():
             ledger = self._ledger_of(backend)
@@ -375,9 +386,10 @@ class Journal:
         """Have the thread write what there is, in so many seconds."""
         with self._condition:
             if self._awake:
-                self._hurry = True
+                self._asked += 1
+                asked = self._asked
                 self._condition.notify_all()
-                self._condition.wait_for(lambda: not self._hurry, timeout)
+                self._condition.wait_for(lambda: self._served >= asked, timeout)
 
 
 def _log_fault(message: str, error: BaseException) -> None:

@@ -169,7 +169,7 @@ def _patterns_of(entry: Entry) -> set[str]:
     if len(entry) == 2:
         fact = entry[1]
         return {fact.pattern or pattern_of(fact.name)}
-    return patterns_in(entry)
+    return set(patterns_in(entry))
 
 
 _metrics: Metrics | None = None
