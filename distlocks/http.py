@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,7 @@ from django.utils.cache import patch_vary_headers
 from django.utils.functional import LazyObject, empty
 from django.utils.translation import gettext, ngettext
 
+from . import logs
 from .claims import PERMIT, Holder
 from .exceptions import BackendUnavailable, LockTimeout
 from .facts import shown
@@ -52,7 +54,8 @@ class Refusal:
     retry_after: int
     title: str
     detail: str
-    # Only for those who may know: keys, and who has them, as text and numbers.
+    # Only for those who may know: the error's text, keys, and who has them as text and numbers.
+    reason: str = ""
     keys: tuple[str, ...] = ()
     holders: tuple[dict[str, Any], ...] = ()
 
@@ -152,12 +155,25 @@ def answer(
     told to staff only, and to everybody with DEBUG.
     """
     wanted = wanted or answers()
-    if isinstance(error, BackendUnavailable) and not wanted.unavailable:
-        return None
+    if isinstance(error, BackendUnavailable):
+        if not wanted.unavailable:
+            return None
+        # Django logs only the status of what is answered.
+        logs.event(
+            logging.ERROR,
+            "unavailable",
+            "",
+            error.keys,
+            "A request was answered with 503: %s",
+            error,
+            path=request.path,
+            error=str(error),
+        )
     refusal = _refusal(error, wanted)
     if settings.DEBUG or _is_staff(request):
         refusal = replace(
             refusal,
+            reason=str(error),
             keys=tuple(map(shown, error.keys)),
             holders=tuple(map(_described, getattr(error, "holders", ())[:SHOWN_HOLDERS])),
         )
@@ -246,8 +262,8 @@ def _as_json(refusal: Refusal) -> HttpResponse:
         "detail": refusal.detail,
         "retry_after": refusal.retry_after,
     }
-    if refusal.keys:
-        body |= {"keys": refusal.keys, "holders": refusal.holders}
+    if refusal.reason:
+        body |= {"reason": refusal.reason, "keys": refusal.keys, "holders": refusal.holders}
     return JsonResponse(body, status=refusal.status)
 
 

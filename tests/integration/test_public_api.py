@@ -187,6 +187,7 @@ def test_what_answers_requests() -> None:
         "retry_after",
         "title",
         "detail",
+        "reason",
         "keys",
         "holders",
     ]

@@ -92,6 +92,19 @@ def test_a_store_that_does_not_answer(client: Client) -> None:
     assert b"<h1>Temporarily unavailable</h1>" in page.content
 
 
+def test_why_it_does_not_is_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    client.get("/down")
+    (record,) = [one for one in caplog.records if one.name == "distlocks"]
+    told = {name: value for name, value in vars(record).items() if name.startswith("distlocks_")}
+    assert told == {
+        "distlocks_event": "unavailable",
+        "distlocks_backend": "",
+        "distlocks_keys": [site.KEY],
+        "distlocks_path": "/down",
+        "distlocks_error": "db7.internal:5432 refuses connections",
+    }
+
+
 def test_it_is_left_to_others_if_so_wished(client: Client) -> None:
     setting = override_settings(DISTLOCKS_HTTP={"UNAVAILABLE": False})
     with setting, pytest.raises(BackendUnavailable):
@@ -237,6 +250,7 @@ def test_what_staff_is_told(rf: RequestFactory, rival: Lease) -> None:
     assert response is not None
     body = json.loads(response.content)
     assert body["keys"] == [site.KEY]
+    assert body["reason"] == str(caught.value)
     (shown,) = body["holders"]
     assert shown.pop("since")
     assert shown == {
