@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from . import facts, signals
+from . import context, facts, signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
 from .claims import Denial, Grant, Request, claims_on, to_us
@@ -62,7 +62,7 @@ class Acquisition:
             pid=pid(),
             thread=thread,
             label=options.label,
-            metadata=options.metadata,
+            metadata=context.merged(options.metadata),
             waits=self.timeout != 0,
             asked_at=self.started,
             until_commit=options.until_commit,
@@ -148,7 +148,13 @@ class Acquisition:
     def _note(self, kind: str, denial: Denial | None = None, **about: object) -> None:
         keys = self.keys if denial is None else (self.backend.public_key(denial.key),)
         journal.note(
-            kind, self.backend, keys, who=Who.asks(self.request), other=self.rival, **about
+            kind,
+            self.backend,
+            keys,
+            self.patterns,
+            who=Who.asks(self.request),
+            other=self.rival,
+            **about,
         )
 
     def _tell_what_it_waits_for(self, denial: Denial) -> None:

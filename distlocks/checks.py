@@ -12,11 +12,13 @@ from django.db import DatabaseError, connections
 from . import conf
 from .backends.base import BaseBackend
 from .handler import locks
+from .http_settings import check_http
 
 
 def register_all() -> None:
     """Register the checks with Django."""
     register(check_settings, "distlocks")
+    register(check_http, "distlocks")
     register(check_stores, Tags.database)
     register(check_servers, "distlocks", deploy=True)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import DEFAULT_DB_ALIAS
 
-from . import facts, signals
+from . import facts, logs, signals
 from .backends.base import BaseBackend
 from .claims import INTENTION, Extended, Extension, Grant, Request, from_us, to_us
 from .clock import lease_now
@@ -432,12 +432,28 @@ class Lease:
             **more,
         )
 
+    def _log(self, kind: str, message: str, *args: object, **fields: Any) -> None:
+        logs.event(
+            logging.WARNING,
+            kind,
+            self.backend.alias,
+            self.keys,
+            message,
+            *args,
+            owner_id=self.owner_id,
+            fencing_token=max(self._tokens),
+            label=self.label,
+            held=lease_now() - self._began,
+            **fields,
+        )
+
     def _note(self, kind: str, reason: str) -> None:
         """Have it kept for operators."""
         journal.note(
             kind,
             self.backend,
             self.keys,
+            self._patterns,
             who=Who.asks(self._request),
             fencing_token=max(self._tokens),
             held=lease_now() - self._began,
@@ -470,20 +486,22 @@ class Lease:
             self._given_back = True
             return
         self._note(facts.ERROR, str(failure))
-        logger.warning(
+        self._log(
+            "release_failed",
             "The lock of %s could not be released at the end of its block; it is tried again "
             "until its lease ends in %.1f s: %s",
             ", ".join(map(repr, self.keys)),
             max(self.remaining, 0.0),
             failure,
+            error=str(failure),
         )
-        self._release_later()
+        self._release_later(told=True)
 
-    def _release_later(self) -> None:
+    def _release_later(self, *, told: bool = False) -> None:
         # Whatever becomes of the release, the lease is not to outlive this.
         self._renew = False
         self._releasing = True
-        renewer.release_soon(self)
+        renewer.release_soon(self, told=told)
 
     def drop(self) -> None:
         """Forget a lease that its caller will never see."""
@@ -539,7 +557,15 @@ class Lease:
                 return
             self._ending = reason
         keys, remaining = ", ".join(map(repr, self.keys)), self.remaining
-        logger.warning("The lease of %s ends in %.1f s: %s.", keys, max(remaining, 0.0), reason)
+        self._log(
+            "ending",
+            "The lease of %s ends in %.1f s: %s.",
+            keys,
+            max(remaining, 0.0),
+            reason,
+            reason=reason,
+            remaining=remaining,
+        )
         self._tell(signals.lease_ending, remaining=remaining, reason=reason)
 
     def lose(self, reason: str) -> None:
@@ -551,7 +577,7 @@ class Lease:
             self._lost = reason
         renewer.discard(self)
         self._note(facts.LOST, reason)
-        logger.warning("%s", self._message(reason))
+        self._log(facts.LOST, "%s", self._message(reason), reason=reason)
         if self._on_lost is not None:
             on_lost = self._on_lost
             recorder.call(lambda: on_lost(self))

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from . import facts
+from . import facts, logs
 from .backends.base import BaseBackend, losses
 from .claims import MICROSECOND, Extension, Request
 from .clock import lease_now
@@ -25,8 +25,6 @@ from .handler import locks
 from .history.journal import journal
 from .threads import JobThreads
 from .waiting import renewal_due, renewal_retry
-
-logger = logging.getLogger("distlocks")
 
 # Seconds: how finely moments are told apart.
 TICK = 0.05
@@ -129,6 +127,8 @@ class Renewer:
         # Releases that failed, by when to try again.
         self._retries: list[tuple[float, str, Releasable]] = []
         self._releasing = 0
+        # Owner ids whose release has failed, and somebody has been told.
+        self._failing: set[str] = set()
 
     # What leases call
 
@@ -150,8 +150,11 @@ class Renewer:
         if lease is not None:
             lease.lose(reason)
 
-    def release_soon(self, lease: Releasable) -> None:
-        """Release `lease` from another thread, at once. Neither blocks nor raises."""
+    def release_soon(self, lease: Releasable, *, told: bool = False) -> None:
+        """Release `lease` from another thread, at once. Neither blocks nor raises. `told`: that it
+        has failed before is in the log."""
+        if told:
+            self._failing.add(lease.owner_id)
         # Called from finalisers, which may run inside our own critical section: no lock here.
         self._due_releases[lease.owner_id] = lease
         self._worker(lease.backend).put(self.flush_releases)
@@ -203,16 +206,31 @@ class Renewer:
             if isinstance(lease, _Abandoned) and lease.looks > 1:
                 again = replace(lease, looks=lease.looks - 1)
                 self._later(again, lease_now() + SECOND_LOOK_AFTER)
+            self._failing.discard(lease.owner_id)
         except DistlocksError as error:
             now = lease_now()
             if now >= lease.deadline:
+                self._failing.discard(lease.owner_id)
                 return
             # Of a request that may well never have been granted, its asker has been told.
-            level = logging.DEBUG if isinstance(lease, _Abandoned) else logging.WARNING
-            logger.log(level, "A lock could not be released yet, it is tried again: %s", error)
+            if not isinstance(lease, _Abandoned) and lease.owner_id not in self._failing:
+                self._failing.add(lease.owner_id)
+                _log(
+                    logging.WARNING,
+                    lease,
+                    "A lock could not be released yet, it is tried again until its lease ends: %s",
+                    error,
+                )
             self._later(lease, renewal_retry(now, lease.ttl, lease.deadline))
-        except BaseException:
-            logger.exception("A lock could not be released; it ends with its lease")
+        except BaseException as error:
+            self._failing.discard(lease.owner_id)
+            _log(
+                logging.ERROR,
+                lease,
+                "A lock could not be released; it ends with its lease: %s",
+                error,
+                exc_info=error,
+            )
 
     def _later(self, lease: Releasable, at: float) -> None:
         with self._condition:
@@ -332,12 +350,18 @@ class Renewer:
         try:
             answer = backend.extend([extension for extension, _ in wanted.values()])
         except BaseException as error:
-            logger.warning(
+            logs.event(
+                logging.WARNING,
+                "renewal_failed",
+                backend.alias,
+                [key for lease in leases for key in getattr(lease, "keys", ())],
                 "%d lock(s) of %r could not be extended, it is tried again until their "
                 "deadlines: %s",
                 len(leases),
                 backend.alias,
                 error,
+                count=len(leases),
+                error=str(error),
             )
             for lease in leases:
                 self._retry(lease)
@@ -388,6 +412,28 @@ class Renewer:
         """Wait for the extensions and releases under way."""
         for worker in list(self._workers.values()):
             worker.join(JOIN_WITHIN)
+
+
+def _log(
+    level: int,
+    lease: Releasable,
+    message: str,
+    error: BaseException,
+    *,
+    exc_info: BaseException | None = None,
+) -> None:
+    """That a release has failed."""
+    logs.event(
+        level,
+        "release_failed",
+        lease.backend.alias,
+        getattr(lease, "keys", ()),
+        message,
+        error,
+        exc_info=exc_info,
+        owner_id=lease.owner_id,
+        error=str(error),
+    )
 
 
 renewer = Renewer()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from .. import facts
+from .. import facts, logs
 from ..claims import Holder
 from ..conf import under_test_runner
 from ..facts import Fact
@@ -28,8 +28,6 @@ from .rollups import COUNTERS, Cells, Tally
 
 if TYPE_CHECKING:
     from ..backends.base import BaseBackend
-
-logger = logging.getLogger("distlocks")
 
 # Seconds between two looks at the list, and between two additions to the counters in the tables.
 LOOK_EVERY = 1.0
@@ -77,8 +75,10 @@ def patterns_in(entry: Passed) -> Iterable[str]:
 class Ledger:
     """What one database is owed."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, all_dropped: Counter[str] | None = None) -> None:
         self.database = database
+        # By alias of a backend, since the process began.
+        self.all_dropped: Counter[str] = Counter() if all_dropped is None else all_dropped
         self.cells = Cells()
         self.ordinary: deque[Fact] = deque()
         self.others: deque[Fact] = deque()
@@ -96,6 +96,7 @@ class Ledger:
     def drop(self, alias: str, pattern: str, at: float, count: int = 1) -> None:
         """Count what is not going to be written."""
         self.dropped += count
+        self.all_dropped[alias] += count
         self.cells.count("dropped", alias, pattern, at, count)
 
     def note(self, fact: Fact) -> None:
@@ -135,11 +136,17 @@ class Ledger:
             self._failed(now, error)
         else:
             if self.failing:
-                logger.warning(
+                logs.event(
+                    logging.WARNING,
+                    "history_back",
+                    "",
+                    (),
                     "The history of locks is written to the database %r again; %d events were "
                     "lost meanwhile.",
                     self.database,
                     self.dropped,
+                    database=self.database,
+                    dropped=self.dropped,
                 )
                 self._pause = self.retry_at = 0.0
                 self.dropped = 0
@@ -163,7 +170,11 @@ class Ledger:
 
     def _failed(self, now: float, error: Exception) -> None:
         if not self.failing:
-            logger.warning(
+            logs.event(
+                logging.WARNING,
+                "history_failing",
+                "",
+                (),
                 "The history of locks cannot be written to the database %r; locks are not "
                 "affected. It is tried again; what does not fit into memory meanwhile is only "
                 "counted. If the tables are missing, run 'manage.py migrate distlocks --database "
@@ -172,6 +183,8 @@ class Ledger:
                 self.database,
                 type(error).__name__,
                 error,
+                database=self.database,
+                error=f"{type(error).__name__}: {error}",
             )
         self._pause = min(max(self._pause * 2, RETRY), LONGEST_RETRY)
         self.retry_at = now + self._pause
@@ -186,6 +199,8 @@ class Journal:
         self.observers: list[Observer] = []
         # What else the thread does, given the time on the monotonic clock; whether there is more.
         self.chores: list[Callable[[float], bool]] = []
+        # What was not written, and what no observer has seen: by alias of a backend.
+        self.dropped: Counter[str] = Counter()
         self._reset()
 
     def _reset(self) -> None:
@@ -211,13 +226,31 @@ class Journal:
         if not self._awake:
             self.wake()
 
-    def note(self, kind: str, backend: BaseBackend, keys: tuple[Key, ...], **about: object) -> None:
-        """Have a fact written, about each of the keys, if the backend's history is kept."""
+    def note(
+        self,
+        kind: str,
+        backend: BaseBackend,
+        keys: tuple[Key, ...],
+        patterns: tuple[str, ...] | None = None,
+        **about: object,
+    ) -> None:
+        """Have a fact written, about each of the keys, if the backend's history is kept.
+
+        `patterns` are known better than from the keys; of several, which is whose is not.
+        """
         if not self.wants(backend):
             return
         at = time.time()
+        pattern = patterns[0] if patterns is not None and len(patterns) == 1 else ""
         for name in names_of(keys) or [""]:
-            fact = Fact(kind=kind, alias=backend.alias, at=at, name=name, **about)  # type: ignore[arg-type]
+            fact = Fact(
+                kind=kind,
+                alias=backend.alias,
+                at=at,
+                name=name,
+                pattern=pattern,
+                **about,  # type: ignore[arg-type]
+            )
             self.put((backend, fact))
 
     def wants(self, backend: BaseBackend) -> bool:
@@ -227,7 +260,21 @@ class Journal:
     def note_expired(
         self, kind: str, backend: BaseBackend, holders: Sequence[Holder], by: facts.Who | None
     ) -> None:
-        """Have it written that these leases were found past their expiry."""
+        """Have it written that these leases were found past their expiry, and logged: once for
+        each lease."""
+        leases: dict[str, list[Holder]] = {}
+        for holder in holders:
+            leases.setdefault(holder.owner_id, []).append(holder)
+        for first, *others in leases.values():
+            logs.event(
+                logging.WARNING,
+                kind,
+                backend.alias,
+                [holder.key for holder in (first, *others)],
+                "A lease was never released, and expired: %s",
+                first,
+                **logs.of(first),
+            )
         for holder in holders:
             self.note(
                 kind,
@@ -265,9 +312,9 @@ class Journal:
                 asked = self._asked
             try:
                 busy = self.look(all_of_it=asked > self._served)
-            except BaseException:
+            except BaseException as error:
                 # The next look may go better; without it nothing would be kept any more.
-                logger.exception("The history of locks could not be kept")
+                _log_fault("The history of locks could not be kept", error)
                 busy = True
             with self._condition:
                 self._served = asked
@@ -329,12 +376,14 @@ class Journal:
             ledger = self._ledger_of(backend)
             if ledger is not None:
                 ledger.drop(backend.alias, "", at, count_)
+            else:
+                self.dropped[backend.alias] += count_
         if entries:
             for observer in list(self.observers):
                 try:
                     observer(entries)
-                except Exception:
-                    logger.exception("An observer of the history of locks failed")
+                except Exception as error:
+                    _log_fault("An observer of the history of locks failed", error)
         return bool(entries)
 
     def _ledger_of(self, backend: BaseBackend) -> Ledger | None:
@@ -343,7 +392,7 @@ class Journal:
         database = backend.params.history_database
         ledger = self._ledgers.get(database)
         if ledger is None:
-            ledger = self._ledgers[database] = Ledger(database)
+            ledger = self._ledgers[database] = Ledger(database, self.dropped)
         return ledger
 
     def flush(self) -> bool:
@@ -359,6 +408,10 @@ class Journal:
                 asked = self._asked
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: self._served >= asked, timeout)
+
+
+def _log_fault(message: str, error: BaseException) -> None:
+    logs.event(logging.ERROR, "history_fault", "", (), message, exc_info=error)
 
 
 journal = Journal()

@@ -64,6 +64,13 @@ def test_an_import_loads_no_driver_and_starts_nothing() -> None:
     assert "distlocks.backends.database.backend" not in found["new"]
 
 
+def test_what_answers_requests_loads_no_tables() -> None:
+    found = loaded("import distlocks.http, distlocks.middleware")
+    assert not roots(found["all"]) & {*HEAVY, "prometheus_client"}
+    assert not [name for name in found["new"] if name.endswith(".models")]
+    assert "distlocks.admin" not in found["all"]
+
+
 def test_the_installed_app_loads_no_driver_either() -> None:
     found = loaded("import distlocks", apps=("distlocks",))
     assert not roots(found["all"]) & {*HEAVY}

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ... import clock
+from ... import clock, logs
 from ...claims import Denial, Request, to_us
 from ...exceptions import BackendUnavailable
 from ..offload import offload
@@ -20,8 +20,6 @@ from .wire import packed
 
 if TYPE_CHECKING:
     from .backend import RedisBackend
-
-logger = logging.getLogger("distlocks")
 
 # Redis gets so many seconds to answer: a release must not wait for it.
 PATIENCE = 0.25
@@ -52,6 +50,7 @@ class Turns:
             alias=redis.alias,
             slice=2 * PATIENCE,
         )
+        self._alias = redis.alias
         self._alone_until = 0.0
         # Who has been denied and waits, by owner id, and beside which key.
         self._waiting: dict[str, tuple[Request, str]] = {}
@@ -149,7 +148,15 @@ class Turns:
 
     def _give_up(self, error: BackendUnavailable | None = None) -> None:
         if error is not None and self.usable:
-            logger.warning("Waiters look for themselves for now: %s", error)
+            logs.event(
+                logging.WARNING,
+                "polling",
+                self._alias,
+                (),
+                "Waiters look for themselves for now: %s",
+                error,
+                error=str(error),
+            )
         self._alone_until = clock.Clock().now() + LEFT_ALONE
 
     def close(self) -> None:

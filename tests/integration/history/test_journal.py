@@ -47,9 +47,17 @@ class TestOrdinary:
         def work(name: str) -> None:
             """Under a lock of its own."""
 
+        @db_lock(f"{key[:20]}:{{name}}", timeout=0)
+        def waiting(name: str) -> None:
+            """In vain."""
+
         for name in ("ann", "bob"):
             work(name)
-        assert history.counted(f"{key[:20]}:*")["acquired"] == 2
+            with db_lock(f"{key[:20]}:{name}"), ThreadPoolExecutor(1) as pool:
+                with pytest.raises(LockTimeout):
+                    pool.submit(waiting, name).result(20)
+        counted = history.counted(f"{key[:20]}:*")
+        assert (counted["acquired"], counted["contended"]) == (2, 2)
 
     def test_several_processes_add_up(self, history: History, key: str) -> None:
         """Threads stand for them: each writes what it has counted, over a connection of its own,
