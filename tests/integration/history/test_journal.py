@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from django.db import connections
 
 from distlocks import Lease, LeaseLost, LockTimeout, db_lock, force_release, locks
 from distlocks.history import journal as module
-from distlocks.history import tables
+from distlocks.history import ledger, tables
 from distlocks.history.journal import journal
 from distlocks.history.rollups import Cells, Tally
 from distlocks.models import LockEvent, LockRollup
@@ -53,9 +54,8 @@ class TestOrdinary:
 
         for name in ("ann", "bob"):
             work(name)
-            with db_lock(f"{key[:20]}:{name}"), ThreadPoolExecutor(1) as pool:
-                with pytest.raises(LockTimeout):
-                    pool.submit(waiting, name).result(20)
+            with db_lock(f"{key[:20]}:{name}"), pytest.raises(LockTimeout):
+                in_thread(partial(waiting, name))
         counted = history.counted(f"{key[:20]}:*")
         assert (counted["acquired"], counted["contended"]) == (2, 2)
 
@@ -190,7 +190,7 @@ class TestTooMuch:
     def test_ordinary_events_beyond_what_fits_are_counted(
         self, history: History, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "MAX_ORDINARY", 3)
+        monkeypatch.setattr(ledger, "MAX_ORDINARY", 3)
         lease = db_lock(key).acquire()
         for _ in range(5):
             assert db_lock(key, timeout=0).try_acquire() is None
@@ -205,7 +205,7 @@ class TestTooMuch:
     def test_what_is_more_than_a_second_may_have(
         self, history: History, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "ORDINARY_AT_ONCE", 2)
+        monkeypatch.setattr(ledger, "ORDINARY_AT_ONCE", 2)
         lease = db_lock(key).acquire()
         for _ in range(5):
             assert db_lock(key, timeout=0).try_acquire() is None

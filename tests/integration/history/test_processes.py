@@ -168,7 +168,7 @@ def test_locks_go_on_and_what_does_not_fit_is_counted_and_told(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("distlocks.history.journal.MAX_ORDINARY", 10)
+    monkeypatch.setattr("distlocks.history.ledger.MAX_ORDINARY", 10)
     # Its tables are missing at first.
     for _ in range(2):
         with db_lock(key):
