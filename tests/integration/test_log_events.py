@@ -422,7 +422,7 @@ def test_a_formatter_shows_it_all(lock_clock: FakeClock, caplog: pytest.LogCaptu
     assert line["distlocks_event"] == "lost"
     assert line["distlocks_keys"] == ["a"]
     # Who reads the log is led to where it happened.
-    assert record.pathname.endswith("lease.py")
+    assert record.pathname.endswith("held.py")
 
 
 def test_of_many_keys_some_are_named(events: Events) -> None:
