@@ -77,8 +77,9 @@ class Command(BaseCommand):
         lines = [
             *(f"{server.name:<6} {server.url}/" for server in servers),
             f"admin  {admin}",
-            f"locks  {locks}" + (f" (they are in {store.where})" if store.where else ""),
+            f"locks  {locks}",
             f"charts {charts}",
+            *([f"store  {store.where}"] if store.where else []),
             f"log-in {log_in}",
             f"data   {database}",
             "Stop with Ctrl-C. What the servers log follows.",
