@@ -17,7 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from distlocks import db_lock
-from distlocks.admin import database_of_locks
+from distlocks.admin.parts import database_of_locks
 from distlocks.models import Lock, LockAuthority
 from tests.factories import LockFactory, now_us
 
