@@ -24,8 +24,8 @@ from ..exceptions import BackendUnavailable, DistlocksError
 from ..facts import shown
 from ..force import force_release
 from ..handler import locks
-from ..keys import SEPARATOR, key_of
-from ..live.listing import told
+from ..keys import key_of
+from ..live.together import told
 from .addresses import from_address
 from .live import STATES
 from .parts import AdminPage
@@ -84,10 +84,6 @@ class Target:
     def third(self) -> float:
         """Seconds in which its holder learns of it."""
         return locks[self.alias].params.max_ttl / 3
-
-    @property
-    def guards(self) -> Sequence[str]:
-        return locks[self.alias].params.guard_databases
 
 
 def fingerprint(holders: Sequence[Holder]) -> str:
@@ -159,11 +155,7 @@ class ForceRelease(AdminPage):
             any_there=any(target.holders for target in targets),
             any_changed=any(target.changed for target in targets),
             any_failed=any(target.error for target in targets),
-            any_below=any(
-                SEPARATOR in target.name or target.state == STATES["intention"]
-                for target in targets
-            ),
-            longest=max((target.third for target in targets if target.alias in locks), default=0),
+            longest=max((target.third for target in targets if not target.error), default=0.0),
         )
 
     def _free(self, targets: Iterable[Target], reason: str) -> tuple[list[Target], list[Target]]:

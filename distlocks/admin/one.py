@@ -19,7 +19,7 @@ from ..claims import INTENTION, Holder, Waiter
 from ..handler import locks
 from ..keys import ancestors, check_key, key_of
 from ..live.asking import TIME
-from ..live.listing import told
+from ..live.together import told
 from .addresses import address
 from .live import STATES
 from .parts import AdminPage

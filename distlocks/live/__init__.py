@@ -8,8 +8,8 @@ that is down or slow is told as such, and delays nobody.
 
 from .asking import NoAnswer, ask
 from .entries import COOLING, MODES, SORTS, Entry, Listing, StoreState, Wanted, mode_of
-from .listing import listing, refresh
 from .queues import waiters_of
+from .together import listing, refresh
 
 __all__ = [
     "COOLING",
