@@ -45,7 +45,11 @@ def listing(wanted: Wanted) -> Listing:
             stores[alias] = replace(state, error=told(error))
         else:
             stores[alias] = replace(state, found=found, reading=found is None)
-    return _put_together(wanted, list(stores.values()), unknown)
+    found_all = _put_together(wanted, list(stores.values()), unknown)
+    if wanted.page > found_all.pages:
+        # There were more a moment ago.
+        return listing(replace(wanted, page=found_all.pages))
+    return found_all
 
 
 def refresh(alias: str) -> None:
