@@ -207,9 +207,11 @@ if RUN_FOLDER and REDIS_URL:
         if _alias in DISTLOCKS:
             DISTLOCKS[f"fastpath_on_{_alias}"] = fast_path(_alias, namespace=f"{_name}.{_alias}")
 
-# What happens to locks is kept where a test asks for it.
+# In the test's own process nothing is written before the test asks for it; in those that it starts,
+# what happens to locks is kept in the database of this name, or "off".
 HISTORY = os.environ.get("DISTLOCKS_TEST_HISTORY")
-for _entry in DISTLOCKS.values():
-    _entry["HISTORY_DAYS"] = 30 if HISTORY else 0
-    if HISTORY:
+for _entry in DISTLOCKS.values() if HISTORY else ():
+    if HISTORY == "off":
+        _entry["HISTORY_DAYS"] = 0
+    else:
         _entry["HISTORY_DATABASE"] = HISTORY
