@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from datetime import time as clock_time
 
 from django.conf import settings
@@ -14,14 +14,15 @@ from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 from django.utils.http import urlencode
 
-from ..claims import from_us, to_us
+from ..claims import EPOCH, from_us, to_us
 from ..keys import MAX_LENGTH, SEPARATOR
 
 ARROW = " → "
+EARLIEST, LATEST = 1971, 2200
 UNITS = {"m": 60, "h": 3600, "d": 86400}
-_AGO = re.compile(r"(\d{1,6})([mhd])")
+_AGO = re.compile(r"([0-9]{1,6})([mhd])")
 _UNQUOTED_PLUS = re.compile(r"(:\d\d(?:\.\d+)?) (\d\d:?\d\d)$")
-_SINCE_EPOCH = re.compile(r"\d{9,11}(\.\d{1,6})?")
+_SINCE_EPOCH = re.compile(r"[0-9]{9,10}(\.[0-9]{1,6})?")
 
 
 class NotAMoment(ValueError):
@@ -34,7 +35,7 @@ def moment_us(text: str) -> int:
     """
     text = text.strip()
     if ago := _AGO.fullmatch(text):
-        return to_us(time.time() - int(ago[1]) * UNITS[ago[2]])
+        return max(to_us(time.time() - int(ago[1]) * UNITS[ago[2]]), 0)
     if _SINCE_EPOCH.fullmatch(text):
         return to_us(float(text))
     try:
@@ -47,13 +48,13 @@ def moment_us(text: str) -> int:
         moment = datetime.combine(day, clock_time())
     if moment is None:
         raise NotAMoment(text)
-    try:
-        if timezone.is_naive(moment):
-            zone = timezone.get_current_timezone() if settings.USE_TZ else None
-            moment = moment.replace(tzinfo=zone) if zone else moment.astimezone()
-        return round((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1))
-    except (OverflowError, ValueError, OSError) as error:
-        raise NotAMoment(text) from error
+    # What is far away cannot be told in every time zone, nor to every database.
+    if not EARLIEST <= moment.year <= LATEST:
+        raise NotAMoment(text)
+    if timezone.is_naive(moment):
+        zone = timezone.get_current_timezone() if settings.USE_TZ else None
+        moment = moment.replace(tzinfo=zone) if zone else moment.astimezone()
+    return round((moment - EPOCH) / timedelta(microseconds=1))
 
 
 def as_name(text: str) -> str:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ from django.db import connections
 
 from .. import conf
 from ..backends.base import BaseBackend
+from ..backends.fastpath.row import DATABASE, REDIS
 from ..claims import from_us
 from ..exceptions import DistlocksError
 from ..handler import locks
@@ -131,20 +132,22 @@ def _health(alias: str, asked_at: float) -> Health:
         return Health(alias=alias, state=WRONG, errors=[str(fault)])
     messages = [one for one in backend.check_store() if one.id != _TOLD_APART]
     errors = [str(one.msg) for one in messages if one.level >= ERROR]
-    warnings = [str(one.msg) for one in messages if WARNING <= one.level < ERROR]
-    health = Health(
+    authority = _authority(backend)
+    # While the database grants, Redis may well be down: that is what it is for.
+    grants = authority.phase in (REDIS, DATABASE) if authority else not errors
+    if errors and authority is not None and authority.phase == REDIS:
+        grants = False
+    seconds = time.monotonic() - asked_at
+    return Health(
         alias=alias,
         kind=type(backend).__name__,
-        state=DOWN if errors else UP,
+        state=DOWN if not grants else SLOWLY if seconds > SLOW else UP,
+        seconds=seconds,
         errors=errors,
-        warnings=warnings,
+        warnings=[str(one.msg) for one in messages if WARNING <= one.level < ERROR],
+        quarantine=0.0 if errors else _quarantine(backend),
+        authority=authority,
     )
-    if not errors:
-        health = replace(health, quarantine=_quarantine(backend), authority=_authority(backend))
-    seconds = time.monotonic() - asked_at
-    if health.state == UP and seconds > SLOW:
-        health = replace(health, state=SLOWLY)
-    return replace(health, seconds=seconds)
 
 
 def _quarantine(backend: BaseBackend) -> float:
@@ -155,7 +158,11 @@ def _quarantine(backend: BaseBackend) -> float:
 
 
 def _authority(backend: Any) -> Authority | None:
-    row = backend.authority.peek() if backend.supports_authority else None
+    try:
+        row = backend.authority.peek() if backend.supports_authority else None
+    except DistlocksError:
+        # The backend has said so itself.
+        return None
     if row is None:
         return None
     return Authority(
