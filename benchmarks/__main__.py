@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[type[Server], ...]] = {
     "sweep": (PostgresServer,),
     "contended": (PostgresServer,),
     "renewal": (PostgresServer,),
+    "history": (PostgresServer,),
     "redis.uncontended": (RedisServer,),
     "redis.drain": (RedisServer,),
     "redis.fairness": (RedisServer,),
