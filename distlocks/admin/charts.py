@@ -44,7 +44,8 @@ class Chart:
     # What there is to read when there is nothing to draw.
     empty: Any
     lines: list[Line]
-    moments: list[int]
+    # When each point begins, in the current time zone.
+    moments: list[str]
 
     @property
     def is_empty(self) -> bool:
@@ -52,15 +53,12 @@ class Chart:
         return all(value is None for line in self.lines for value in line.values)
 
     @property
-    def rows(self) -> list[tuple[Any, list[str]]]:
+    def rows(self) -> list[tuple[str, list[str]]]:
         """The same as a table, the newest first."""
         write = WRITTEN[self.unit]
         columns = [line.values for line in self.lines]
-        table = [
-            (local(at * MICROSECOND), [write(value) for value in values])
-            for at, *values in zip(self.moments, *columns, strict=True)
-        ]
-        return table[::-1]
+        cells = [[write(value) for value in values] for values in zip(*columns, strict=True)]
+        return list(zip(self.moments, cells, strict=True))[::-1]
 
     def drawn(self) -> dict[str, Any]:
         """For the script."""
@@ -143,13 +141,14 @@ CHARTS: Sequence[tuple[str, Any, str, Any, Lines]] = (
 
 def charts(found: Summary) -> list[Chart]:
     """All of them."""
+    moments = [f"{local(point.at * MICROSECOND):%Y-%m-%d %H:%M}" for point in found.points]
     return [
         Chart(
             name=name,
             title=title,
             unit=unit,
             empty=empty,
-            moments=[point.at for point in found.points],
+            moments=moments,
             lines=[
                 Line(label=label, colour=colour, values=[read(point) for point in found.points])
                 for label, colour, read in lines

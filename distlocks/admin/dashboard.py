@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.urls import NoReverseMatch, URLPattern, reverse
+from django.urls import URLPattern, reverse
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
@@ -83,10 +83,11 @@ class DashboardPage(AdminPage):
         self.pattern = as_name(request.GET.get("pattern", ""))
         asked = {"range": self.range, "backend": self.backend, "pattern": self.pattern}
         self.state = State({key: [value] for key, value in asked.items() if value})
-        self.may_see_events = request.user.has_perm("distlocks.view_lockevent")
         self.window = Window.back_from(time.time(), self.range)
+        self.history, self.when = self._history()
         found = summary(places.databases(), self.window, backend=self.backend, pattern=self.pattern)
         total = found.total
+        days = {alias: kept for one in places.kept_days().values() for alias, kept in one.items()}
         return self.page(
             found=found,
             total=total,
@@ -96,7 +97,7 @@ class DashboardPage(AdminPage):
             charts=(drawn := charts(found)),
             drawn=self._drawn(found, drawn),
             patterns=[self._pattern(*item) for item in found.patterns.items()],
-            backends=[_backend_row(one) for one in answers()],
+            backends=[_backend_row(one, days.get(one.alias, 0)) for one in answers()],
             ranges=[(key, RANGE_NAMES[key], self.state.link(range=key)) for key in RANGES],
             range=self.range,
             aliases=list(conf.aliases()),
@@ -110,22 +111,21 @@ class DashboardPage(AdminPage):
             all_events=self._events(),
         )
 
+    def _history(self) -> tuple[str, str]:
+        """The address of the history, if the user may see it, and what asks it for this time."""
+        if not self.request.user.has_perm("distlocks.view_lockevent"):
+            return "", ""
+        since, until = (as_text(at * MICROSECOND) for at in (self.window.since, self.window.until))
+        when = State({"since": [since], "until": [until]}).link()
+        return reverse("admin:distlocks_lockevent_changelist"), when.removeprefix("?")
+
     def _events(self, kinds: tuple[str, ...] = (), pattern: str = "") -> str:
         """The address of what was counted, in the history."""
-        if not self.may_see_events:
+        if not self.history:
             return ""
-        values = {
-            "kind": [*kinds],
-            "backend": [self.backend],
-            "pattern": [pattern or self.pattern],
-            "since": [as_text(self.window.since * MICROSECOND)],
-            "until": [as_text(self.window.until * MICROSECOND)],
-        }
+        values = {"kind": kinds, "backend": [self.backend], "pattern": [pattern or self.pattern]}
         state = State({key: value for key, value in values.items() if any(value)})
-        try:
-            return reverse("admin:distlocks_lockevent_changelist") + state.link()
-        except NoReverseMatch:
-            return ""
+        return f"{self.history}{state.link()}&{self.when}".replace("?&", "?")
 
     def _numbers(self, total: Figures, pattern: str = "") -> Iterator[Number]:
         length = self.window.until - self.window.since
@@ -147,13 +147,14 @@ class DashboardPage(AdminPage):
             )
 
     def _pattern(self, name: str, figures: Figures) -> dict[str, Any]:
+        acquired = figures.counts["acquired"]
         return {
             "name": facts.shown(name),
             "link": self.state.link(pattern=name),
             "numbers": list(self._numbers(figures, name)),
             "wait_50": wording.seconds(figures.wait(50)),
             "wait_95": wording.seconds(figures.wait(95)),
-            "hold_95": wording.seconds(figures.hold(95)),
+            "held": wording.seconds(figures.hold_seconds / acquired if acquired else None),
         }
 
     def _drawn(self, found: Summary, drawn: list[Chart]) -> dict[str, Any]:
@@ -168,8 +169,7 @@ class DashboardPage(AdminPage):
         }
 
 
-def _backend_row(health: Health) -> dict[str, Any]:
-    days = conf.params(health.alias).history_days if health.alias in conf.aliases() else 0
+def _backend_row(health: Health, days: float) -> dict[str, Any]:
     authority = health.authority
     return {
         "health": health,

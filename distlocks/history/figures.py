@@ -16,7 +16,6 @@ from .rollups import COUNTED, HOUR, MINUTE, TOTAL
 if TYPE_CHECKING:
     from django.db.models import QuerySet
 
-    from ..models import LockRollup
 
 # By name: seconds looked back, and seconds of one point of a chart. Minutes are kept for days only,
 # and there are many of them.
@@ -31,7 +30,9 @@ RANGES: Mapping[str, tuple[int, int]] = {
 LONGEST_BY_MINUTES = 6 * HOUR
 # Processes add to the tables every few seconds: what is younger says too little.
 SETTLED = 10
+# The patterns with the most of these are told apart.
 MAX_PATTERNS = 20
+RANKED = ("contended", "timed_out", "acquired")
 
 SECONDS = ("wait_seconds", "hold_seconds")
 
@@ -110,7 +111,8 @@ class Summary:
     window: Window
     points: list[Point]
     total: Figures
-    # The keys that were found taken most often, by their pattern.
+    # The keys that were found taken most often, by their pattern. Of their holds, only the seconds
+    # in all are known.
     patterns: dict[str, Figures]
     # Since when anything is known, seconds since the epoch; None: nothing is.
     known_since: int | None
@@ -161,10 +163,9 @@ def _points(
             yield Point(at, seconds, figures)
 
 
-def _rank(item: tuple[str, Figures]) -> tuple[int, int, int, str]:
+def _rank(item: tuple[str, Figures]) -> tuple[int | str, ...]:
     name, figures = item
-    counts = figures.counts
-    return -counts["contended"], -counts["timed_out"], -counts["acquired"], name
+    return (*[-figures.counts[counter] for counter in RANKED], name)
 
 
 class _Read:
@@ -173,11 +174,11 @@ class _Read:
     def __init__(self, database: str, window: Window, backend: str, pattern: str) -> None:
         from ..models import HOLD_COLUMNS, WAIT_COLUMNS, LockRollup
 
-        self.columns = (*COUNTED, *SECONDS, *WAIT_COLUMNS, *HOLD_COLUMNS)
         every = LockRollup.objects.using(database).filter(span=window.span)
-        rows = every.filter(began__gte=window.since, began__lt=window.until)
+        rows = every.filter(began__gte=window.since, began__lt=window.until).order_by()
         if backend:
             rows = rows.filter(backend=backend)
+        columns = (*COUNTED, *SECONDS, *WAIT_COLUMNS)
         with reading(database, LockRollup._meta.db_table):
             self.known_since: int | None = (
                 every.filter(pattern=TOTAL)
@@ -185,45 +186,36 @@ class _Read:
                 .values_list("began", flat=True)
                 .first()
             )
-            self.steps = self._by_step(rows.filter(pattern=pattern or TOTAL), window.step)
-            self.patterns = self._by_pattern(rows.exclude(pattern=TOTAL))
+            at = F("began") - F("began") % window.step
+            steps = rows.filter(pattern=pattern or TOTAL).annotate(of=at)
+            self.steps = _added_up(steps.values("of"), (*columns, *HOLD_COLUMNS))
+            patterns = rows.exclude(pattern=TOTAL).annotate(of=F("pattern"))
+            # There are many of these, and what is not shown of them is not added up.
+            self.patterns = _added_up(patterns.values("of"), columns, first=RANKED)
 
-    def _by_step(self, rows: QuerySet[LockRollup], step: int) -> dict[int, Figures]:
-        at = F("began") - F("began") % step
-        return self._sums(rows.order_by().annotate(of=at).values("of"))
 
-    def _by_pattern(self, rows: QuerySet[LockRollup]) -> dict[str, Figures]:
-        """The worst of them first are found by their counters alone: a table of all their
-        histograms would be added up for the few that are shown."""
-        worst = (
-            rows.order_by()
-            .values("pattern")
-            .annotate(first=Sum("contended"), second=Sum("timed_out"), third=Sum("acquired"))
-            .filter(Q(first__gt=0) | Q(second__gt=0) | Q(third__gt=0))
-            .order_by("-first", "-second", "-third", "pattern")
-            .values_list("pattern", flat=True)[:MAX_PATTERNS]
-        )
-        names = list(worst)
-        if not names:
-            return {}
-        return self._sums(
-            rows.order_by().filter(pattern__in=names).annotate(of=F("pattern")).values("of")
-        )
-
-    def _sums(self, grouped: QuerySet[LockRollup, Any]) -> dict[Any, Figures]:
-        sums = {f"sum_{name}": Sum(name) for name in self.columns}
-        rows = grouped.annotate(**sums).values_list("of", *sums)
-        return {row[0]: _figures(row[1:]) for row in rows}
+def _added_up(
+    grouped: QuerySet[Any, Any], columns: Sequence[str], *, first: Sequence[str] = ()
+) -> dict[Any, Figures]:
+    """The sums of the columns by `of`; of MAX_PATTERNS, if only those with the most of `first`
+    count."""
+    sums = {f"sum_{name}": Sum(name) for name in columns}
+    grouped = grouped.annotate(**sums)
+    if first:
+        names = [f"sum_{name}" for name in first]
+        some = Q(*[(f"{name}__gt", 0) for name in names], _connector=Q.OR)
+        order = [f"-{name}" for name in names]
+        grouped = grouped.filter(some).order_by(*order, "of")[:MAX_PATTERNS]
+    return {row[0]: _figures(row[1:]) for row in grouped.values_list("of", *sums)}
 
 
 def _figures(values: Sequence[Any]) -> Figures:
     """From sums in the order of the columns."""
-    counted, rest = values[: len(COUNTED)], values[len(COUNTED) + len(SECONDS) :]
-    wait_seconds, hold_seconds = values[len(COUNTED) : len(COUNTED) + len(SECONDS)]
+    found = iter(values)
     return Figures(
-        counts=dict(zip(COUNTED, map(int, counted), strict=True)),
-        waited=list(map(int, rest[:SIZE])),
-        held=list(map(int, rest[SIZE:])),
-        wait_seconds=float(wait_seconds),
-        hold_seconds=float(hold_seconds),
+        counts={name: int(next(found)) for name in COUNTED},
+        wait_seconds=float(next(found)),
+        hold_seconds=float(next(found)),
+        waited=[int(next(found)) for _ in range(SIZE)],
+        held=[int(value) for value in found] or [0] * SIZE,
     )

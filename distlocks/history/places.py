@@ -17,11 +17,14 @@ T = TypeVar("T")
 def kept_days() -> dict[str, dict[str, float]]:
     """By database, then by backend alias: for how many days it is kept what happened; 0: it is not.
 
-    In the order of the settings.
+    In the order of the settings, of which the system checks report what is wrong: it is left out.
     """
     found: dict[str, dict[str, float]] = {}
     for alias in conf.aliases():
-        params = conf.params(alias)
+        try:
+            params = conf.params(alias)
+        except conf.InvalidSetting:
+            continue
         if params.history_days or params.history_database in connections:
             found.setdefault(params.history_database, {})[alias] = params.history_days
     return found

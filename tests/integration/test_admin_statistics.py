@@ -285,6 +285,10 @@ def test_one_that_cannot_be_made_is_told(admin_client: Client) -> None:
         response = admin_client.get(PAGE)
     assert rows(response)["wrong"].state == "wrong"
     assert "cannot be imported" in text(response)
+    with kept_in("default", wrong={"BACKEND": MEMORY, "HISTORY_DAYS": "many"}):
+        response = admin_client.get(PAGE)
+    assert rows(response)["wrong"].state == "wrong"
+    assert "must be a number of days" in text(response)
 
 
 class FastPath(Backend):

@@ -58,7 +58,7 @@ const distlocksCharts = (() => {
     };
   }
 
-  function options(chart, drawn, width) {
+  function options(chart, drawn, range, width) {
     const when = calendar(drawn.timeZone);
     const write = WRITE[chart.unit];
     const font = `12px ${getComputedStyle(document.body).fontFamily}`;
@@ -80,7 +80,7 @@ const distlocksCharts = (() => {
         when.zone ? uPlot.tzDate(new Date(at * 1000), when.zone) : new Date(at * 1000),
       cursor: { drag: { x: false, y: false }, sync: { key: "distlocks" } },
       scales: {
-        x: { range: [drawn.since, drawn.until] },
+        x: { range },
         y: isDuration
           ? { distr: 3 }
           : { range: (_, low, high) => [0, Math.max(high === null ? 1 : high * 1.1, 1)] },
@@ -130,7 +130,12 @@ const distlocksCharts = (() => {
           if (plot && width && width !== plot.width) plot.setSize({ width, height: HEIGHT });
         }
       });
-      const again = () => this.drawn && this.draw(this.drawn);
+      this.range = () => [this.drawn.since, this.drawn.until];
+      const again = () => {
+        for (const plot of this.plots.values()) plot.destroy();
+        this.plots.clear();
+        if (this.drawn) this.draw(this.drawn);
+      };
       new MutationObserver(again).observe(document.documentElement, {
         attributeFilter: ["data-theme"],
       });
@@ -144,12 +149,21 @@ const distlocksCharts = (() => {
         const chart = drawn.charts[place.dataset.chart];
         document.querySelector(`[data-empty="${place.dataset.chart}"]`).hidden = !chart.empty;
         place.hidden = chart.empty;
-        this.plots.get(place)?.destroy();
-        this.plots.delete(place);
-        if (chart.empty) continue;
+        let plot = this.plots.get(place);
+        if (chart.empty) {
+          plot?.destroy();
+          this.plots.delete(place);
+          continue;
+        }
         const data = [drawn.x, ...chart.lines.map((line) => line.values)];
+        if (plot) {
+          // Whoever points at it goes on reading.
+          plot.setData(data);
+          continue;
+        }
         const width = Math.floor(place.clientWidth) || 600;
-        this.plots.set(place, new uPlot(options(chart, drawn, width), data, place));
+        plot = new uPlot(options(chart, drawn, this.range, width), data, place);
+        this.plots.set(place, plot);
         this.sizes.observe(place);
         place.dataset.drawn = colour("--body-quiet-color");
       }

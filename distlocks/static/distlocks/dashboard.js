@@ -23,15 +23,17 @@
 
   /* What somebody is using stays as it is until the next time. */
   function isUsed(part) {
-    return part.contains(document.activeElement) || part.contains(getSelection().focusNode);
+    const selection = getSelection();
+    return (
+      part.contains(document.activeElement) ||
+      (!selection.isCollapsed && part.contains(selection.focusNode))
+    );
   }
 
   function takeOver(page) {
     for (const part of document.querySelectorAll("[data-live]")) {
       const fresh = page.getElementById(part.id);
-      if (!fresh || part.innerHTML === fresh.innerHTML) continue;
-      if (isUsed(part) && !getSelection().isCollapsed) continue;
-      if (part.contains(document.activeElement)) continue;
+      if (!fresh || part.innerHTML === fresh.innerHTML || isUsed(part)) continue;
       const open = [...part.querySelectorAll("details")].map((one) => one.open);
       part.replaceChildren(...document.adoptNode(fresh).childNodes);
       part.querySelectorAll("details").forEach((one, index) => {
