@@ -152,8 +152,7 @@ class DashboardPage(AdminPage):
             "name": facts.shown(name),
             "link": self.state.link(pattern=name),
             "numbers": list(self._numbers(figures, name)),
-            "wait_50": wording.seconds(figures.wait(50)),
-            "wait_95": wording.seconds(figures.wait(95)),
+            "waited": wording.seconds(figures.wait_seconds / acquired if acquired else None),
             "held": wording.seconds(figures.hold_seconds / acquired if acquired else None),
         }
 

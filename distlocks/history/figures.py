@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from django.db import connections, transaction
 from django.db.models import F, Q, Sum
 
 from ..histogram import SIZE, percentile
@@ -111,8 +113,8 @@ class Summary:
     window: Window
     points: list[Point]
     total: Figures
-    # The keys that were found taken most often, by their pattern. Of their holds, only the seconds
-    # in all are known.
+    # The keys that were found taken most often, by their pattern; without the lengths of each wait
+    # and hold: there are many rows to be added up.
     patterns: dict[str, Figures]
     # Since when anything is known, seconds since the epoch; None: nothing is.
     known_since: int | None
@@ -168,6 +170,20 @@ def _rank(item: tuple[str, Figures]) -> tuple[int | str, ...]:
     return (*[-figures.counts[counter] for counter in RANKED], name)
 
 
+@contextmanager
+def _alone(database: str) -> Iterator[None]:
+    """Keep PostgreSQL from starting helpers: that takes longer than they save, and where all
+    processors are busy, several times as long."""
+    connection = connections[database]
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with transaction.atomic(using=database):
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL max_parallel_workers_per_gather = 0")
+        yield
+
+
 class _Read:
     """What one database says."""
 
@@ -178,8 +194,8 @@ class _Read:
         rows = every.filter(began__gte=window.since, began__lt=window.until).order_by()
         if backend:
             rows = rows.filter(backend=backend)
-        columns = (*COUNTED, *SECONDS, *WAIT_COLUMNS)
-        with reading(database, LockRollup._meta.db_table):
+        columns = (*COUNTED, *SECONDS)
+        with reading(database, LockRollup._meta.db_table), _alone(database):
             self.known_since: int | None = (
                 every.filter(pattern=TOTAL)
                 .order_by("began")
@@ -188,7 +204,7 @@ class _Read:
             )
             at = F("began") - F("began") % window.step
             steps = rows.filter(pattern=pattern or TOTAL).annotate(of=at)
-            self.steps = _added_up(steps.values("of"), (*columns, *HOLD_COLUMNS))
+            self.steps = _added_up(steps.values("of"), (*columns, *WAIT_COLUMNS, *HOLD_COLUMNS))
             patterns = rows.exclude(pattern=TOTAL).annotate(of=F("pattern"))
             # There are many of these, and what is not shown of them is not added up.
             self.patterns = _added_up(patterns.values("of"), columns, first=RANKED)
@@ -216,6 +232,6 @@ def _figures(values: Sequence[Any]) -> Figures:
         counts={name: int(next(found)) for name in COUNTED},
         wait_seconds=float(next(found)),
         hold_seconds=float(next(found)),
-        waited=[int(next(found)) for _ in range(SIZE)],
-        held=[int(value) for value in found] or [0] * SIZE,
+        waited=[int(next(found, 0)) for _ in range(SIZE)],
+        held=[int(next(found, 0)) for _ in range(SIZE)],
     )

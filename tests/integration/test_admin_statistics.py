@@ -129,15 +129,14 @@ def test_the_number_of_queries_is_the_same_with_many_rows(using: str, admin_clie
             CaptureQueriesContext(connections[using]) as captured,
         ):
             assert admin_client.get(PAGE, {"range": name}).status_code == 200
-        asked = sum("SAVEPOINT" not in one["sql"] for one in captured)
-        return asked + (len(users) if using != "default" else 0)
+        return len(captured) + (len(users) if using != "default" else 0)
 
     counted_in_both(ago=20, using=using, acquired=1)
     few = {name: queries(name) for name in ("1h", "30d")}
     for number in range(30):
         counted_in_both(ago=60 * number, using=using, pattern=f"p{number}", acquired=1, errors=1)
     assert {name: queries(name) for name in few} == few
-    assert max(few.values()) <= 6
+    assert max(few.values()) <= 12
 
 
 # Who may
