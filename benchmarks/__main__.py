@@ -21,6 +21,7 @@ NAMES: dict[str, tuple[type[Server], ...]] = {
     "contended": (PostgresServer,),
     "renewal": (PostgresServer,),
     "history": (PostgresServer,),
+    "admin": (PostgresServer, RedisServer),
     "redis.uncontended": (RedisServer,),
     "redis.drain": (RedisServer,),
     "redis.fairness": (RedisServer,),

@@ -14,7 +14,6 @@ from benchmarks.environment import Environment
 from benchmarks.rounds import Result, Target, interleaved, median, ratios, spread
 
 FEW = 100
-APPS = ["contenttypes", "auth", "sessions", "messages", "admin"]
 EVENTS, STATISTICS = "/admin/distlocks/lockevent/", "/admin/distlocks/lockrollup/"
 
 # Of all events, most are ordinary; of all backends, one has nearly all of them.
@@ -162,29 +161,7 @@ def site(env: Environment) -> Iterator[Callable[[str, str], Answer]]:
     connections.databases["few"] = few
     env.run("CREATE SCHEMA few")
     with override_settings(
-        INSTALLED_APPS=["distlocks", *(f"django.contrib.{app}" for app in APPS)],
-        DISTLOCKS={"default": settings.DISTLOCKS["default"]},
-        ROOT_URLCONF="tests.urls",
-        STATIC_URL="static/",
-        ALLOWED_HOSTS=["testserver"],
-        MIDDLEWARE=[
-            "django.contrib.sessions.middleware.SessionMiddleware",
-            "django.contrib.auth.middleware.AuthenticationMiddleware",
-            "django.contrib.messages.middleware.MessageMiddleware",
-        ],
-        TEMPLATES=[
-            {
-                "BACKEND": "django.template.backends.django.DjangoTemplates",
-                "APP_DIRS": True,
-                "OPTIONS": {
-                    "context_processors": [
-                        "django.template.context_processors.request",
-                        "django.contrib.auth.context_processors.auth",
-                        "django.contrib.messages.context_processors.messages",
-                    ],
-                },
-            }
-        ],
+        DISTLOCKS={"default": settings.DISTLOCKS["default"]}, ALLOWED_HOSTS=["testserver"]
     ):
         for database in ("default", "few"):
             call_command("migrate", database=database, verbosity=0)

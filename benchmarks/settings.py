@@ -16,7 +16,33 @@ SECRET_KEY = "only for benchmarks"
 USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PEERS = ("pgactivity", "pglock", "db_mutex")
-INSTALLED_APPS = ["distlocks", *(peer for peer in PEERS if find_spec(peer))]
+# The admin's pages are measured too.
+ADMIN = ("contenttypes", "auth", "sessions", "messages", "admin")
+INSTALLED_APPS = [
+    "distlocks",
+    *(f"django.contrib.{name}" for name in ADMIN),
+    *(peer for peer in PEERS if find_spec(peer)),
+]
+MIDDLEWARE = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    },
+]
+ROOT_URLCONF = "tests.urls"
+STATIC_URL = "static/"
 
 SQLITE = {
     "ENGINE": "django.db.backends.sqlite3",

@@ -51,9 +51,7 @@ def force_release(
                 keys=(key,),
             )
     name = check_key(key)
-    # In the order of the keys, the key itself comes before all others that begin with it.
-    found = store.holders(name, limit=FIRST_HOLDERS)
-    refused = _refuse(store, name, [holder for holder in found if check_key(holder.key) == name], 0)
+    refused = _refuse(store, name, store.holders_of(name, limit=FIRST_HOLDERS), 0)
     held = store.force_release(name)
     for holder in held:
         told = "".join([f" by {by}" if by else "", f": {reason}" if reason else ""])

@@ -35,3 +35,25 @@ def percentile(counts: Sequence[int], share: float) -> float | None:
             return low + (BOUNDS[index] - low) * (wanted - below) / count
         below += count
     return BOUNDS[-1]
+
+
+def within(counts: Sequence[int], seconds: float) -> float:
+    """How many of what was counted had ended after so long; interpolated within a bucket."""
+    found = 0.0
+    for index, count in enumerate(counts):
+        low = BOUNDS[index - 1] if index else 0.0
+        if index == len(BOUNDS) or seconds <= low:
+            break
+        found += count * min((seconds - low) / (BOUNDS[index] - low), 1.0)
+    return found
+
+
+def rest(counts: Sequence[int], age: float) -> float | None:
+    """How much longer what has lasted for `age` seconds lasts, as half of those did that got so
+    old; None if none is known that did."""
+    total = sum(counts)
+    ended = within(counts, age)
+    if total - ended < 1:
+        return None
+    middle = percentile(counts, (ended + total) / 2 / total)
+    return None if middle is None or middle >= BOUNDS[-1] else max(middle - age, 0.0)

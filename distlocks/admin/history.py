@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
-from django.urls import NoReverseMatch, URLPattern, reverse
+from django.urls import URLPattern, reverse
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
@@ -200,10 +200,7 @@ class Links:
     def _lock(self, event: LockEvent) -> str:
         if not event.key or event.backend not in self.backends:
             return ""
-        try:
-            return reverse("admin:distlocks_lock_one", args=[event.backend, event.key])
-        except NoReverseMatch:
-            return ""
+        return reverse("admin:distlocks_lock_one", args=[event.backend, event.key])
 
 
 def _pairs(metadata: object) -> list[tuple[str, object]]:

@@ -1,29 +1,23 @@
-"""Who has which lock now."""
+"""The locks among the admin's models: which pages they have."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
-from django.db.models import QuerySet
-from django.http import HttpRequest
-from django.utils.translation import gettext_lazy as _
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
+from django.urls import URLPattern
 
-from ..claims import EXCLUSIVE
-from ..keys import SEPARATOR
-from ..models import Lock, LockHolder, StoreClock
-from .parts import ReadOnly, database_of_locks, to_the_second
-
-# Of a key that several have, so many are named.
-SHOWN_HOLDERS = 3
-
-
-def _who(claim: Lock | LockHolder) -> str:
-    if not claim.host:
-        return "-"
-    label = f" ({claim.label})" if isinstance(claim, LockHolder) and claim.label else ""
-    return f"{claim.host}, pid {claim.pid}, {claim.thread}{label}"
-
+from ..handler import locks
+from ..models import Lock
+from .addresses import from_address
+from .force import ForceRelease
+from .live import LiveLocks
+from .one import OneLock
+from .parts import ReadOnly
 
 if TYPE_CHECKING:
     LocksAdmin = admin.ModelAdmin[Lock]
@@ -33,55 +27,41 @@ else:
 
 @admin.register(Lock)
 class LockAdmin(ReadOnly, LocksAdmin):
-    """Who has which lock now, by the clock of the database server. Read-only."""
+    """Who has which lock now, in every store. The rows of the model are only one of them."""
 
-    list_display = (
-        "path",
-        "state",
-        "holder",
-        "label",
-        "since",
-        "until",
-        "fencing_token",
-    )
-    search_fields = ("key", "label", "host", "owner_id", "thread")
-    search_help_text = _("Search by key, label, host, thread or owner id")
-    ordering = ("key",)
-    list_per_page = 100
-    show_full_result_count = False
-    fieldsets = (
-        (None, {"fields": ("path", "state", "since", "until", "fencing_token")}),
-        (_("Holder"), {"fields": ("holder", "label", "owner_id", "metadata")}),
-    )
+    def get_urls(self) -> list[URLPattern]:
+        return [
+            OneLock.at(
+                "of/<distlocks_alias:alias>/<distlocks_key:name>/", self, "distlocks_lock_one"
+            ),
+            ForceRelease.at("force-release/", self, "distlocks_lock_force_release"),
+            *super().get_urls(),
+        ]
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
-        return Lock.objects.using(database_of_locks()).taken()
+    def changelist_view(  # type: ignore[override]
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponseBase:
+        return LiveLocks.as_view(model_admin=self)(request)
 
-    @admin.display(description=_("key"), ordering="key")
-    def path(self, lock: Lock) -> str:
-        return " → ".join(lock.key.split(SEPARATOR))
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> HttpResponse:
+        """Where the admin's log of what has been done leads."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            alias, name = from_address(unquote(object_id))
+        except ValueError:
+            alias = name = ""
+        if alias not in locks:
+            return redirect("admin:distlocks_lock_changelist")
+        return redirect("admin:distlocks_lock_one", alias=alias, name=name)
 
-    @admin.display(description=_("state"), ordering="mode")
-    def state(self, lock: Lock) -> Any:
-        if lock.mode != EXCLUSIVE:
-            return lock.get_mode_display()
-        return _("cooling down") if lock.cooling_down else _("held")
-
-    @admin.display(description=_("holder"))
-    def holder(self, lock: Lock) -> str:
-        if lock.mode == EXCLUSIVE:
-            return _who(lock)
-        claims = LockHolder.objects.using(lock._state.db).filter(
-            key=lock.key, expires_at__gt=StoreClock()
-        )
-        shown = "; ".join(map(_who, claims[:SHOWN_HOLDERS]))
-        more = claims.count() - SHOWN_HOLDERS
-        return shown + (f"; {_('and %d more') % more}" if more > 0 else "")
-
-    @admin.display(description=_("since"), ordering="acquired_at")
-    def since(self, lock: Lock) -> Any:
-        return to_the_second(lock.acquired)
-
-    @admin.display(description=_("until, unless extended"), ordering="expires_at")
-    def until(self, lock: Lock) -> Any:
-        return to_the_second(lock.expires) if lock.expires else None
+    def history_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        return self.change_view(request, object_id)

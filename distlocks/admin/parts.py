@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib.admin import ModelAdmin
 from django.core.exceptions import PermissionDenied
+from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
@@ -54,6 +55,8 @@ class AdminPage(View):
     template_name: ClassVar[str] = ""
     # Which of the model's permissions the page asks for.
     permission: ClassVar[str] = "view"
+    # Does it run in a transaction under ATOMIC_REQUESTS?
+    atomic: ClassVar[bool] = True
     # Set by at().
     model_admin: ModelAdmin[Any] = None  # type: ignore[assignment]
 
@@ -61,6 +64,9 @@ class AdminPage(View):
     def at(cls, route: str, model_admin: ModelAdmin[Any], name: str) -> URLPattern:
         """The page's place among the URLs of `model_admin`, by the name "admin:" + `name`."""
         view = cls.as_view(model_admin=model_admin)
+        if not cls.atomic:
+            for database in connections:
+                view = transaction.non_atomic_requests(using=database)(view)
         return path(route, model_admin.admin_site.admin_view(view), name=name)
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -74,7 +80,7 @@ class AdminPage(View):
         opts = self.model_admin.opts
         return self.request.user.has_perm(f"{opts.app_label}.{action}_{opts.model_name}")
 
-    def page(self, **context: Any) -> TemplateResponse:
+    def page(self, *, status: int = 200, **context: Any) -> TemplateResponse:
         """The answer: the template within the admin's frame."""
         opts = self.model_admin.opts
         return TemplateResponse(
@@ -87,4 +93,5 @@ class AdminPage(View):
                 "app_label": opts.app_label,
                 **context,
             },
+            status=status,
         )

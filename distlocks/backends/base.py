@@ -22,12 +22,13 @@ from ..claims import (
     Waiter,
 )
 from ..exceptions import NotSupported
-from ..keys import SEPARATOR, Key, key_of
+from ..keys import SEPARATOR, Key, check_key, key_of
 from .offload import offload
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
     from django.dispatch import Signal
+    from django.utils.functional import _StrPromise
 
     from ..conf import Params
 
@@ -65,6 +66,8 @@ class BaseBackend(ABC):
     supports_authority: ClassVar[bool] = False
     # Does sweep() have anything to do, or does the store forget dead leases by itself?
     supports_sweep: ClassVar[bool] = False
+    # What operators are told that it promises, and what not: see the README's tables.
+    promise: ClassVar[str | _StrPromise] = ""
     # Names allowed in OPTIONS.
     option_names: ClassVar[tuple[str, ...]] = ()
 
@@ -119,6 +122,17 @@ class BaseBackend(ABC):
 
         The name of a tree key is its parts with keys.SEPARATOR between them.
         """
+
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        """Who has the key of this name."""
+        # In the order of the names, the key itself comes before all others that begin with it.
+        found = self.holders(key, limit=limit)
+        return [holder for holder in found if check_key(holder.key) == key]
+
+    def scan(self) -> Iterator[Holder]:
+        """Who has which key, in no order, as the store tells it: of many, without all of them in
+        memory."""
+        yield from self.holders()
 
     def waiters(self, key: str) -> list[Waiter]:
         """Who waits for the key of this name, first come first."""

@@ -27,6 +27,7 @@ from ..claims import (
     to_us,
 )
 from ..conf import Params
+from . import promises
 from .base import RESERVED_LONGER, BaseBackend
 from .wakeups import Wakeups
 
@@ -102,6 +103,7 @@ class MemoryBackend(BaseBackend):
     supports_permits: ClassVar[bool] = True
     supports_tree_keys: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.MEMORY
 
     def __init__(self, alias: str, params: Params) -> None:
         super().__init__(alias, params)

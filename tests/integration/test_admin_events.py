@@ -9,10 +9,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import OperationalError, connections
 from django.http import HttpResponse, StreamingHttpResponse
 from django.test import AsyncClient, Client, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.urls import reverse
 from django.utils import timezone
 
 from distlocks import facts
@@ -22,8 +24,7 @@ from distlocks.claims import from_us
 from distlocks.keys import SEPARATOR
 from distlocks.models import LockEvent
 from tests.happenings import event
-from tests.integration.test_admin import text
-from tests.integration.test_admin_statistics import DATABASES, MEMORY, WEIRD, kept_in, staff
+from tests.integration.test_admin_statistics import DATABASES, MEMORY, WEIRD, kept_in, staff, text
 
 pytestmark = pytest.mark.django_db(databases=["default", "postgres", "mariadb"])
 
@@ -364,3 +365,14 @@ def test_a_missing_table_is_told_with_the_command(
     response: HttpResponse = admin_client.get(PAGE)
     assert f"manage.py migrate distlocks --database {using}" in text(response)
     assert admin_client.get(CSV).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["order:42", "a\x1fb", "../x?y=1&z#é 🔒"])
+def test_a_key_leads_to_its_lock_for_who_may_see_it(key: str) -> None:
+    event(facts.LOST, key=key, ago=60, backend="default")
+    event(facts.LOST, key=key, ago=30, backend="gone")
+    gone, there = staff("view_lockevent", "view_lock").get(PAGE).context["rows"]
+    assert gone["lock"] == ""
+    assert there["lock"] == reverse("admin:distlocks_lock_one", args=["default", key])
+    User.objects.all().delete()
+    assert {row["lock"] for row in staff("view_lockevent").get(PAGE).context["rows"]} == {""}

@@ -1,5 +1,7 @@
 """The dashboard: what it shows, to whom, and what it does when something is down."""
 
+import html
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +22,6 @@ from distlocks.claims import from_us, to_us
 from distlocks.history.figures import RANGES
 from distlocks.models import PHASES, LockRollup
 from tests.happenings import counted, counted_in_both
-from tests.integration.test_admin import text
 
 pytestmark = pytest.mark.django_db(databases=["default", "postgres", "mariadb"])
 
@@ -45,6 +46,11 @@ def settled() -> Iterator[None]:
 def using(request: pytest.FixtureRequest) -> Iterator[str]:
     with kept_in(request.param):
         yield request.param
+
+
+def text(response: HttpResponse) -> str:
+    """What a reader of the page reads."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", response.content.decode()))
 
 
 def numbers(response: Any) -> dict[str, str]:

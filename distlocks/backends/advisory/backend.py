@@ -26,6 +26,7 @@ from ...claims import (
 from ...conf import Params, under_test_runner
 from ...exceptions import BackendUnavailable
 from ...waiting import MAX_SLEEP
+from .. import promises
 from ..base import BaseBackend, losses
 from ..database.channels import unavailable
 from .batch import Batch
@@ -97,6 +98,7 @@ class AdvisoryBackend(BaseBackend):
     supports_wakeups: ClassVar[bool] = True
     supports_shared: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.ADVISORY
     option_names: ClassVar[tuple[str, ...]] = (
         "using",
         "max_sessions",

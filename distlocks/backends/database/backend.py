@@ -24,6 +24,7 @@ from ...claims import (
 )
 from ...conf import under_test_runner
 from ...exceptions import BackendUnavailable
+from .. import promises
 from ..base import RESERVED_LONGER
 from ..offload import offload
 from .channels import NotAll, Session
@@ -58,6 +59,7 @@ class DatabaseBackend(ConnectedBackend):
     supports_permits: ClassVar[bool] = True
     supports_tree_keys: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.DATABASE
 
     # The verbs
 
@@ -218,6 +220,18 @@ class DatabaseBackend(ConnectedBackend):
             exclusive = self.dialect.holders(session, name, limit)
             several = self.dialect.several.holders(session, name, limit)
             return sorted([*exclusive, *several], key=lambda one: (one.key, one.fencing_token))
+
+        return [self.public_holder(holder) for holder in self._run(find)[:limit]]
+
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        name = self.prefix + key
+
+        def find(session: Session) -> list[Holder]:
+            exclusive = self.dialect.holders(session, name, 1)
+            return [
+                *[holder for holder in exclusive if holder.key == name],
+                *self.dialect.several.on_key(session, name, limit),
+            ]
 
         return [self.public_holder(holder) for holder in self._run(find)[:limit]]
 

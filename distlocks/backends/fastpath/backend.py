@@ -22,6 +22,7 @@ from ...claims import (
 from ...conf import Params
 from ...exceptions import BackendUnavailable, NotSupported
 from ...keys import check_key
+from .. import promises
 from ..base import BaseBackend
 from ..database import DatabaseBackend
 from ..offload import offload
@@ -81,6 +82,7 @@ class FastPathBackend(BaseBackend):
     supports_waiters: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
     supports_authority: ClassVar[bool] = True
+    promise = promises.FAST_PATH
     option_names: ClassVar[tuple[str, ...]] = NAMES
 
     def __init__(self, alias: str, params: Params) -> None:
@@ -284,6 +286,17 @@ class FastPathBackend(BaseBackend):
                 if phase == REDIS:
                     raise
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
+        return found[:limit]
+
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        phase = self.authority.awaited().phase
+        found = self.database.holders_of(key, limit=limit)
+        if phase in (REDIS, DRAIN):
+            try:
+                found += self.redis.holders_of(key, limit=limit)
+            except BackendUnavailable:
+                if phase == REDIS:
+                    raise
         return found[:limit]
 
     def waiters(self, key: str) -> list[Waiter]:

@@ -26,6 +26,7 @@ from ...conf import Params
 from ...exceptions import BackendUnavailable
 from ...keys import check_key
 from ...waiting import MAX_SLEEP, poll_delay
+from .. import promises
 from ..base import BaseBackend
 from ..offload import submit
 from .calls import Answers, asking, ending, lasting, parts, whole, without
@@ -79,6 +80,7 @@ class RedisBackend(BaseBackend):
     supports_waiters: ClassVar[bool] = True
     supports_quarantine: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.REDIS
     option_names: ClassVar[tuple[str, ...]] = NAMES
 
     def __init__(self, alias: str, params: Params) -> None:
@@ -285,6 +287,19 @@ class RedisBackend(BaseBackend):
         ]
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
         return found[:limit]
+
+    def scan(self) -> Iterator[Holder]:
+        for hash_name in self.servers.hashes:
+            for fields, now in holders_in(self.servers, hash_name, self.prefix.encode()):
+                yield self._public(fields, now)
+
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        name = self.prefix + key
+        told_at, found, _ = self.servers.run(
+            self.servers.hash_name(name), script("find"), 1, packed((name.encode(),))
+        )
+        held = [self._public(fields, int(told_at)) for fields in found]
+        return sorted(held, key=lambda one: one.fencing_token)[:limit]
 
     def waiters(self, key: str) -> list[Waiter]:
         shown = self.public_key(self.prefix + key)

@@ -26,6 +26,7 @@ from ...conf import Params
 from ...exceptions import BackendUnavailable
 from ...keys import check_key
 from ...waiting import lease_deadline
+from .. import promises
 from ..base import BaseBackend
 from ..redis.backend import next_look
 from ..redis.listing import holders_in
@@ -75,6 +76,7 @@ class RedlockBackend(BaseBackend):
 
     supports_quarantine: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.REDLOCK
     option_names: ClassVar[tuple[str, ...]] = NAMES
 
     def __init__(self, alias: str, params: Params) -> None:

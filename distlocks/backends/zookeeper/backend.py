@@ -26,6 +26,7 @@ from ...conf import Params
 from ...exceptions import BackendUnavailable, NotSupported
 from ...identity import pid
 from ...keys import SEPARATOR
+from .. import promises
 from ..base import BaseBackend
 from ..offload import offload
 from ..wakeups import Wakeups
@@ -75,6 +76,7 @@ class ZooKeeperBackend(BaseBackend):
     supports_tree_keys: ClassVar[bool] = True
     supports_waiters: ClassVar[bool] = True
     supports_sweep: ClassVar[bool] = True
+    promise = promises.ZOOKEEPER
     option_names: ClassVar[tuple[str, ...]] = NAMES
 
     def __init__(self, alias: str, params: Params) -> None:

@@ -58,8 +58,7 @@ class Command(BaseCommand):
         admin = servers[0].url + reverse("admin:index")
         locks = servers[0].url + reverse("admin:distlocks_lock_changelist")
         if store.where:
-            # The admin lists those in the database.
-            locks = f"on the boards; they are in {store.where}"
+            locks += f"; they are in {store.where}"
         lines = [
             *(f"{server.name:<6} {server.url}/" for server in servers),
             f"admin  {admin}",

@@ -1,0 +1,73 @@
+"""What the admin's templates need to show locks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from django import template
+from django.urls import reverse
+from django.utils.translation import gettext_lazy as _
+
+from ..facts import shown
+
+register = template.Library()
+
+# Keys of a holder's metadata that say for whom it works, and how they are called.
+ABOUT = (
+    (("user",), _("user")),
+    (("request_id", "request"), _("request")),
+    (("task", "task_id"), _("task")),
+)
+
+
+@register.filter
+def key_name(name: str) -> str:
+    """A key as operators read it."""
+    return shown(name)
+
+
+@register.filter
+def duration(seconds: float | None) -> str:
+    """A duration in at most two units, as live.js writes it too."""
+    if seconds is None:
+        return ""
+    whole = max(int(seconds), 0)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+@register.filter
+def seconds(value: float) -> str:
+    """A duration that has ended, as exact as is worth reading."""
+    return duration(value) if value >= 60 else f"{value:.3g} s"
+
+
+@register.simple_tag
+def lock_url(alias: str, name: str) -> str:
+    """The page of one lock."""
+    return reverse("admin:distlocks_lock_one", args=[alias, name])
+
+
+@register.filter
+def pairs(values: Any) -> list[tuple[Any, Any]]:
+    """The entries of a dict, whatever their names: a template's own way finds one named "items"."""
+    return list(values.items()) if isinstance(values, Mapping) else []
+
+
+@register.filter
+def about(metadata: Any) -> list[tuple[str, str]]:
+    """For whom a holder works, as far as its metadata say so."""
+    if not isinstance(metadata, Mapping):
+        return []
+    found = []
+    for names, called in ABOUT:
+        value = next((metadata[name] for name in names if metadata.get(name)), None)
+        if value is not None:
+            found.append((str(called), str(value)))
+    return found
