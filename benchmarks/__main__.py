@@ -21,6 +21,7 @@ NAMES: dict[str, tuple[type[Server], ...]] = {
     "contended": (PostgresServer,),
     "renewal": (PostgresServer,),
     "recording": (PostgresServer, RedisServer),
+    "history": (PostgresServer,),
     "admin": (PostgresServer, RedisServer),
     "redis.uncontended": (RedisServer,),
     "redis.drain": (RedisServer,),

@@ -102,7 +102,8 @@ class Cells:
                 del self._patterns[past]
         for span in SPANS:
             began = int(at) // span * span
-            for name in (TOTAL, pattern) if pattern != TOTAL else (TOTAL,):
+            # What is about no key is of no pattern, and must not be counted twice.
+            for name in (TOTAL, pattern) if pattern else (TOTAL,):
                 key = CellKey(alias, began, span, name)
                 cell = self._cells.get(key)
                 if cell is None:

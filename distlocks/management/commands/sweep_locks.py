@@ -18,6 +18,8 @@ from ...claims import Holder
 from ...exceptions import BackendUnavailable
 from ...fences import sweep_guards
 from ...history.journal import journal
+from ...history.places import Unreadable
+from ...history.pruning import prune
 from ...recording import recorder
 from ...signals import locks_expired
 from ..arguments import UNITS, add_backends, age, chosen_backends, duration, whole_number
@@ -68,6 +70,7 @@ class Command(BaseCommand):
             for backend in backends:
                 self._sweep(backend, options, lambda: False)
             self._sweep_guards(backends, options)
+            self._prune_history(options)
             recorder.flush()
             return
         with stop_on_signal() as stopped:
@@ -76,6 +79,7 @@ class Command(BaseCommand):
                     for backend in backends:
                         self._sweep(backend, options, stopped.is_set)
                     self._sweep_guards(backends, options)
+                    self._prune_history(options)
                 except CommandError as error:
                     # A service outlives its database's restart.
                     self.stderr.write(self.style.ERROR(str(error)))
@@ -153,6 +157,16 @@ class Command(BaseCommand):
                 raise CommandError(f"The guards on the database {alias!r}: {error}") from error
             verb = "would delete" if options["dry_run"] else "deleted"
             self.stdout.write(f"guards on {alias}: {verb} {deleted}.")
+
+    def _prune_history(self, options: dict[str, Any]) -> None:
+        verb = "would delete" if options["dry_run"] else "deleted"
+        try:
+            for pruned in prune(
+                options["backend"], batch_size=options["batch_size"], dry_run=options["dry_run"]
+            ):
+                self.stdout.write(f"history on {pruned.database}: {verb} {pruned}.")
+        except Unreadable as error:
+            raise CommandError(f"The history of locks: {error}") from error
 
     def _report(self, holder: Holder) -> None:
         label = f" ({holder.label})" if holder.label else ""
