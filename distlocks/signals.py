@@ -17,8 +17,8 @@ lock_released = Signal()
 # A lease ended before its holder was done. Arguments: alias, keys, owner_id, fencing_tokens,
 # reason, label.
 lease_lost = Signal()
-# Leases were found past their expiry: by a sweep or, on Redis, by who took them over. Arguments:
-# alias, keys, holders.
+# Leases were found past their expiry: by a sweep or, where the store tells (not SQLite, MariaDB and
+# advisory locks), by who took them over. Arguments: alias, keys, holders.
 locks_expired = Signal()
 # A lease is not going to be extended any more and ends at its deadline. Arguments: alias, keys,
 # owner_id, fencing_tokens, remaining (seconds), reason, label.

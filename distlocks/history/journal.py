@@ -200,11 +200,12 @@ class Journal:
         connections.close_all()
 
     def _may_end(self) -> bool:
-        self._awake = False
-        if self._entries:
-            # Whoever put it may have seen us awake.
-            self._awake = True
-        return not self._awake
+        with self._condition:
+            self._awake = False
+            if self._entries:
+                # Whoever put it may have seen us awake.
+                self._awake = True
+            return not self._awake
 
     def look(self, *, all_of_it: bool = False) -> bool:
         """Do what is due; whether there was or is anything to do."""

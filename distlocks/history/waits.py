@@ -161,48 +161,52 @@ class Waits:
                 # It has ended meanwhile.
                 self.end(waiting)
         if any(row.holding for row in rows.values()):
-            self._look_for_circles(database, set(rows))
+            self._look_for_circles(database, told_as)
 
-    def _look_for_circles(self, database: str, ours: set[str]) -> None:
+    def _look_for_circles(self, database: str, ours: dict[str, Waiting]) -> None:
         waiters = told(database, holding=True)
         there = set(circles_of(waiters))
         # Who has just got what it waited for is not in one: what is there twice, is.
         for circle in there & self._seen - self._known:
             self._known.add(circle)
             # Of all processes that see it, one tells.
-            if circle[0] in ours:
-                self._report(circle, {waiter.owner_id: waiter for waiter in waiters})
+            first = ours.get(circle[0])
+            if first is not None:
+                by_owner = {waiter.owner_id: waiter for waiter in waiters}
+                self._report([by_owner[owner] for owner in circle], first.backend)
         self._seen = there
         self._known &= there
 
-    def _report(self, circle: tuple[str, ...], waiters: dict[str, LockWaiter]) -> None:
-        members = [waiters[owner] for owner in circle]
+    def _report(self, members: list[LockWaiter], backend: BaseBackend) -> None:
+        """Tell that these wait for each other; the first of them for a lock of the backend."""
+        first = members[0]
         text = description(members)
         logs.event(
             logging.WARNING,
             facts.CYCLE,
-            members[0].backend,
+            first.backend,
             dict.fromkeys(key_of(member.key) for member in members),
             "Processes wait for each other's locks, none can go on: %s",
             text,
-            owner_ids=list(circle),
+            owner_ids=[member.owner_id for member in members],
         )
-        waiting = next(
-            one
-            for one in list(self._current)
-            if one.request is not None and one.request.owner_id == circle[0]
-        )
-        first = members[0]
         journal.note(
             facts.CYCLE,
-            waiting.backend,
-            (waiting.backend.public_key(waiting.denial.key),) if waiting.denial else (),
-            who=Who.asks(waiting.request) if waiting.request else Who(),
+            backend,
+            (key_of(first.key),),
+            who=Who(
+                owner_id=first.owner_id,
+                host=first.host,
+                pid=first.pid,
+                thread=first.thread,
+                label=first.label,
+                metadata=first.metadata,
+            ),
             waited=time.time() - first.since / MICROSECOND,
             reason=text,
         )
         for call in self.when_circle:
-            call(waiting.backend, members)
+            call(backend, members)
 
 
 def _row(waiting: Waiting, held: list[Held]) -> LockWaiter | None:
