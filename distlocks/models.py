@@ -359,16 +359,18 @@ class LockRollup(models.Model):
     span = models.IntegerField(_("seconds"))
     # Empty: of all patterns together.
     pattern = KeyField(_("keys"), max_length=MAX_LENGTH, blank=True)
-    acquired = models.BigIntegerField(_("acquired"), default=0)
+    # Nobody counts 600,000 things a second for an hour, so these are wide enough; half as wide as
+    # others, they are added up in half the time.
+    acquired = models.IntegerField(_("acquired"), default=0)
     # Of all requests, the granted ones and the others: found their key taken.
-    contended = models.BigIntegerField(_("contended"), default=0)
-    timed_out = models.BigIntegerField(_("timed out"), default=0)
-    expired = models.BigIntegerField(_("expired"), default=0)
-    lost = models.BigIntegerField(_("lost"), default=0)
-    forced = models.BigIntegerField(_("force-released"), default=0)
-    errors = models.BigIntegerField(_("errors"), default=0)
+    contended = models.IntegerField(_("contended"), default=0)
+    timed_out = models.IntegerField(_("timed out"), default=0)
+    expired = models.IntegerField(_("expired"), default=0)
+    lost = models.IntegerField(_("lost"), default=0)
+    forced = models.IntegerField(_("force-released"), default=0)
+    errors = models.IntegerField(_("errors"), default=0)
     # Events that could not be kept.
-    dropped = models.BigIntegerField(_("dropped"), default=0)
+    dropped = models.IntegerField(_("dropped"), default=0)
     wait_seconds = models.FloatField(_("waited in all (s)"), default=0.0)
     hold_seconds = models.FloatField(_("held in all (s)"), default=0.0)
 
@@ -388,7 +390,7 @@ class LockRollup(models.Model):
 WAIT_COLUMNS = tuple([f"wait_{index}" for index in range(SIZE)])
 HOLD_COLUMNS = tuple([f"hold_{index}" for index in range(SIZE)])
 for _column in WAIT_COLUMNS + HOLD_COLUMNS:
-    models.BigIntegerField(_column, default=0).contribute_to_class(LockRollup, _column)
+    models.IntegerField(_column, default=0).contribute_to_class(LockRollup, _column)
 
 
 class LockWaiter(models.Model):

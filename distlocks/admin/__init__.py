@@ -1,5 +1,5 @@
 """Admin pages: importing the modules that have them registers them."""
 
-from . import authority, locks
+from . import authority, dashboard, history, locks
 
-__all__ = ["authority", "locks"]
+__all__ = ["authority", "dashboard", "history", "locks"]
