@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[type[Server], ...]] = {
     "sweep": (PostgresServer,),
     "contended": (PostgresServer,),
     "renewal": (PostgresServer,),
+    "recording": (PostgresServer, RedisServer),
     "history": (PostgresServer,),
     "admin": (PostgresServer, RedisServer),
     "redis.uncontended": (RedisServer,),

@@ -86,6 +86,9 @@ if REDIS_URL:
                 "OPTIONS": {"CONNECTION_POOL_KWARGS": CLIENT},
             },
         }
+for _alias in ("default", "redis"):
+    if _alias in DISTLOCKS:
+        DISTLOCKS[f"{_alias}_unrecorded"] = {**DISTLOCKS[_alias], "HISTORY_DAYS": 0}
 # What is lost on purpose is counted, and need not be read as well.
 LOGGING = {
     "version": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from . import facts, signals
+from . import context, facts, signals
 from .backends.base import BaseBackend
 from .backends.offload import offload
 from .claims import Denial, Grant, Request, claims_on, to_us
@@ -62,7 +62,7 @@ class Acquisition:
             pid=pid(),
             thread=thread,
             label=options.label,
-            metadata=options.metadata,
+            metadata=context.merged(options.metadata),
             waits=self.timeout != 0,
             asked_at=self.started,
             until_commit=options.until_commit,
@@ -148,20 +148,27 @@ class Acquisition:
     def _note(self, kind: str, denial: Denial | None = None, **about: object) -> None:
         keys = self.keys if denial is None else (self.backend.public_key(denial.key),)
         journal.note(
-            kind, self.backend, keys, who=Who.asks(self.request), other=self.rival, **about
+            kind,
+            self.backend,
+            keys,
+            self.patterns,
+            who=Who.asks(self.request),
+            other=self.rival,
+            **about,
         )
 
     def _tell_what_it_waits_for(self, denial: Denial) -> None:
         if self.waiting is None:
             if not self.backend.recorded:
                 return
+            since = time.time() - (lease_now() - self.started)
             self.waiting = Waiting(
                 backend=self.backend,
                 mode=self.options.mode,
                 unit=self.unit,
                 started=self.started,
-                since=time.time(),
-                gives_up=None if self.timeout is None else time.time() + self.timeout,
+                since=since,
+                gives_up=None if self.timeout is None else since + self.timeout,
             )
             waits.begin(self.waiting)
         # In this order: another thread reads it.
@@ -229,7 +236,7 @@ class Acquisition:
         if denial.unanswered:
             return BackendUnavailable(denial.reason, keys=self.keys)
         holders = denial.holders
-        if self.attempt:
+        if self.timeout:
             self.rival = first_of(holders) or self.rival
             self._note(facts.TIMED_OUT, denial, waited=now - self.started, reason=denial.reason)
         recorder.send(

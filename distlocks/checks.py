@@ -12,11 +12,13 @@ from django.db import DatabaseError, connections
 from . import conf
 from .backends.base import BaseBackend
 from .handler import locks
+from .http_settings import check_http
 
 
 def register_all() -> None:
     """Register the checks with Django."""
     register(check_settings, "distlocks")
+    register(check_http, "distlocks")
     register(check_stores, Tags.database)
     register(check_servers, "distlocks", deploy=True)
 
@@ -41,6 +43,7 @@ def check_stores(
     """What the stores themselves lack: for databases, only those that the check may ask."""
     messages: list[CheckMessage] = []
     guarded: set[str] = set()
+    recorded: set[str] = set()
     if any(conf.faults()):
         return messages
     for alias in locks:
@@ -50,8 +53,12 @@ def check_stores(
             messages += backend.check_store()
         if backend is not None:
             guarded |= {*backend.params.guard_databases} & {*(databases or ())}
+            if backend.recorded:
+                recorded |= {backend.params.history_database} & {*(databases or ())}
     for database in sorted(guarded):
         messages += check_guard_table(database)
+    for database in sorted(recorded):
+        messages += check_history_tables(database)
     return messages
 
 
@@ -71,21 +78,48 @@ def check_guard_table(database: str) -> list[CheckMessage]:
     """Whether guarded transactions can run on the database."""
     from .models import LockGuard
 
+    return _missing(
+        database,
+        [LockGuard._meta.db_table],
+        f"The database {database!r} is in GUARD_DATABASES and lacks the table of the guards: "
+        f"lease.atomic() and force-releases fail there.",
+        "",
+        "distlocks.W004",
+    )
+
+
+def check_history_tables(database: str) -> list[CheckMessage]:
+    """Whether the history of locks can be kept in the database."""
+    from .models import LockEvent, LockRollup, LockWaiter
+
+    return _missing(
+        database,
+        [model._meta.db_table for model in (LockEvent, LockRollup, LockWaiter)],
+        f"The database {database!r} lacks the tables of the history: what happens to locks is "
+        f"not kept, and who waits for whom is not seen.",
+        " To keep no history, set HISTORY_DAYS to 0.",
+        "distlocks.W060",
+    )
+
+
+def _missing(
+    database: str, wanted: list[str], message: str, more: str, number: str
+) -> list[CheckMessage]:
+    """A warning if a table is missing."""
     try:
         tables = connections[database].introspection.table_names()
     except DatabaseError:
         # Django's own checks, and the backend's, report a database that is down.
         return []
     # An empty database is about to be migrated: its user needs no telling.
-    if not tables or LockGuard._meta.db_table in tables:
+    if not tables or set(wanted) <= set(tables):
         return []
     return [
         Warning(
-            f"The database {database!r} is in GUARD_DATABASES and lacks the table of the guards: "
-            f"lease.atomic() and force-releases fail there.",
+            message,
             hint=f"Run 'manage.py migrate distlocks --database {database}'. If a database router "
-            f"is configured, its allow_migrate() must let 'distlocks' in.",
-            id="distlocks.W004",
+            f"is configured, its allow_migrate() must let 'distlocks' in.{more}",
+            id=number,
         )
     ]
 

@@ -6,7 +6,7 @@ import logging
 
 from django.db import connections, transaction
 
-from . import facts
+from . import facts, logs
 from .backends.base import BaseBackend
 from .claims import PERMIT, Holder
 from .conf import DEFAULT_ALIAS
@@ -16,8 +16,6 @@ from .handler import locks
 from .history.journal import journal
 from .keys import Key, check_key
 from .transactions import testcase_depth
-
-logger = logging.getLogger("distlocks")
 
 # So many holders of a key are refused before it is freed, the others right after.
 FIRST_HOLDERS = 100
@@ -55,7 +53,18 @@ def force_release(
     held = store.force_release(name)
     for holder in held:
         told = "".join([f" by {by}" if by else "", f": {reason}" if reason else ""])
-        logger.warning("Force-released%s: %s", told, holder)
+        logs.event(
+            logging.WARNING,
+            facts.FORCED,
+            store.alias,
+            (holder.key,),
+            "Force-released%s: %s",
+            told,
+            holder,
+            by=by,
+            reason=reason,
+            **logs.of(holder),
+        )
         journal.note(
             facts.FORCED,
             store,

@@ -44,7 +44,10 @@ class KeyField(CharField):
 
 
 class StoreClock(Func):
-    """The database server's clock in microseconds; this process's where it has no statement."""
+    """The database server's clock in microseconds; this process's where it has no statement.
+
+    Read once per statement, and not for each row.
+    """
 
     template = "%(expressions)s"
     arity = 0
@@ -56,15 +59,15 @@ class StoreClock(Func):
         if connection.vendor == "postgresql":
             from .backends.database.postgresql import US
 
-            return US, []
+            return f"(SELECT {US})", []
         if connection.vendor == "sqlite":
             from .backends.database.sqlite import US
 
-            return US, []
+            return f"(SELECT {US})", []
         if connection.vendor == "mysql":
             from .backends.database.mariadb import US
 
-            return US, []
+            return f"(SELECT {US})", []
         from .clock import current
 
         return "%s", [current().wall_us()]

@@ -98,7 +98,7 @@ def check_options(
         on_lost=_on_lost(on_lost),
         until_commit=_flag(until_commit, "until_commit"),
         label=_label(label),
-        metadata=_metadata(metadata),
+        metadata=checked_metadata(metadata),
         alias=_alias(backend),
     )
 
@@ -159,7 +159,8 @@ def _label(value: object) -> str:
     return value
 
 
-def _metadata(value: object) -> Mapping[str, Any]:
+def checked_metadata(value: object) -> Mapping[str, Any]:
+    """The metadata as a store will give it back, if it can; else TypeError or ValueError."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

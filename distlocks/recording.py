@@ -9,7 +9,7 @@ from typing import Any
 
 from django.dispatch import Signal
 
-from . import facts
+from . import facts, logs
 from .backends.base import listeners
 from .handler import locks
 from .history.journal import journal
@@ -17,8 +17,6 @@ from .history.waits import waits
 from .keys import key_of
 from .signals import authority_changed, cycle_found
 from .threads import JobThreads
-
-logger = logging.getLogger("distlocks")
 
 
 class Recorder:
@@ -51,7 +49,16 @@ class Recorder:
 def _send(signal: Signal, sender: type, arguments: dict[str, Any]) -> None:
     for receiver, answer in signal.send_robust(sender, **arguments):
         if isinstance(answer, Exception):
-            logger.error("The handler %r of a distlocks signal failed", receiver, exc_info=answer)
+            logs.event(
+                logging.ERROR,
+                "handler_failed",
+                arguments.get("alias", ""),
+                arguments.get("keys", ()),
+                "The handler %r of a distlocks signal failed",
+                receiver,
+                exc_info=answer,
+                handler=repr(receiver),
+            )
 
 
 def _close_connections() -> None:

@@ -13,20 +13,22 @@ import math
 import os
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from . import facts
+from . import facts, logs
 from .backends.base import BaseBackend, losses
-from .claims import MICROSECOND, Extension, Request
+from .claims import Request
 from .clock import lease_now
 from .exceptions import DistlocksError
 from .handler import locks
 from .history.journal import journal
+from .renewable import Abandoned
 from .threads import JobThreads
 from .waiting import renewal_due, renewal_retry
 
-logger = logging.getLogger("distlocks")
+if TYPE_CHECKING:
+    from .renewable import Releasable, Renewable
 
 # Seconds: how finely moments are told apart.
 TICK = 0.05
@@ -40,71 +42,6 @@ FLUSH_WITHIN = 1.0
 SECOND_LOOK_AFTER = 1.0
 # For tests: how long extensions and releases under way are waited for.
 JOIN_WITHIN = 30.0
-
-
-if TYPE_CHECKING:
-    # Protocols are slow to create, and nobody asks for them at run time.
-
-    class Releasable(Protocol):
-        """What has to be known of something that is to be given back."""
-
-        @property
-        def backend(self) -> BaseBackend: ...
-        @property
-        def owner_id(self) -> str: ...
-        @property
-        def ttl(self) -> float: ...
-        @property
-        def deadline(self) -> float: ...
-
-        def give_back(self) -> None:
-            """Release it at the store. Raises BackendUnavailable."""
-
-    class Renewable(Releasable, Protocol):
-        """What the renewer has to know of a lease."""
-
-        @property
-        def over(self) -> bool:
-            """Whether it has been released or lost: nothing more to be done."""
-
-        @property
-        def renewing(self) -> bool:
-            """Whether it is to be extended, now that a renewal would be due."""
-
-        def next_extension(self) -> tuple[Extension, float]:
-            """What to ask of the store, and the ttl in seconds."""
-
-        def extended(self, first_send: float, ttl: float) -> bool:
-            """The store has granted the extension; False if that came too late."""
-
-        def run_out(self, reason: str) -> None:
-            """The lease ends at its deadline."""
-
-        def lose(self, reason: str) -> None:
-            """The lease is lost."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Abandoned:
-    """A request of which nobody knows whether it was granted."""
-
-    backend: BaseBackend
-    request: Request
-    deadline: float
-    # A server may still be carrying out the request while its connection is gone; its wait for a
-    # row is bounded, so what it grants shows at a second look.
-    looks: int = 2
-
-    @property
-    def owner_id(self) -> str:
-        return self.request.owner_id
-
-    @property
-    def ttl(self) -> float:
-        return self.request.ttl_us / MICROSECOND
-
-    def give_back(self) -> None:
-        self.backend.abandon(self.request)
 
 
 class Renewer:
@@ -129,6 +66,8 @@ class Renewer:
         # Releases that failed, by when to try again.
         self._retries: list[tuple[float, str, Releasable]] = []
         self._releasing = 0
+        # Owner ids whose release has failed, and somebody has been told.
+        self._failing: set[str] = set()
 
     # What leases call
 
@@ -150,15 +89,18 @@ class Renewer:
         if lease is not None:
             lease.lose(reason)
 
-    def release_soon(self, lease: Releasable) -> None:
-        """Release `lease` from another thread, at once. Neither blocks nor raises."""
+    def release_soon(self, lease: Releasable, *, told: bool = False) -> None:
+        """Release `lease` from another thread, at once. Neither blocks nor raises. `told`: that it
+        has failed before is in the log."""
+        if told:
+            self._failing.add(lease.owner_id)
         # Called from finalisers, which may run inside our own critical section: no lock here.
         self._due_releases[lease.owner_id] = lease
         self._worker(lease.backend).put(self.flush_releases)
 
     def abandon_soon(self, backend: BaseBackend, request: Request, until: float) -> None:
         """Free what `request` may have been granted, from another thread, trying until `until`."""
-        self._due_releases[request.owner_id] = _Abandoned(backend, request, until)
+        self._due_releases[request.owner_id] = Abandoned(backend, request, until)
         self._worker(backend).put(self.flush_releases)
 
     def flush_releases(self, give_up: float = math.inf) -> None:
@@ -200,19 +142,34 @@ class Renewer:
     def _release(self, lease: Releasable) -> None:
         try:
             lease.give_back()
-            if isinstance(lease, _Abandoned) and lease.looks > 1:
+            if isinstance(lease, Abandoned) and lease.looks > 1:
                 again = replace(lease, looks=lease.looks - 1)
                 self._later(again, lease_now() + SECOND_LOOK_AFTER)
+            self._failing.discard(lease.owner_id)
         except DistlocksError as error:
             now = lease_now()
             if now >= lease.deadline:
+                self._failing.discard(lease.owner_id)
                 return
             # Of a request that may well never have been granted, its asker has been told.
-            level = logging.DEBUG if isinstance(lease, _Abandoned) else logging.WARNING
-            logger.log(level, "A lock could not be released yet, it is tried again: %s", error)
+            if not isinstance(lease, Abandoned) and lease.owner_id not in self._failing:
+                self._failing.add(lease.owner_id)
+                _log(
+                    logging.WARNING,
+                    lease,
+                    "A lock could not be released yet, it is tried again until its lease ends: %s",
+                    error,
+                )
             self._later(lease, renewal_retry(now, lease.ttl, lease.deadline))
-        except BaseException:
-            logger.exception("A lock could not be released; it ends with its lease")
+        except BaseException as error:
+            self._failing.discard(lease.owner_id)
+            _log(
+                logging.ERROR,
+                lease,
+                "A lock could not be released; it ends with its lease: %s",
+                error,
+                exc_info=error,
+            )
 
     def _later(self, lease: Releasable, at: float) -> None:
         with self._condition:
@@ -332,12 +289,18 @@ class Renewer:
         try:
             answer = backend.extend([extension for extension, _ in wanted.values()])
         except BaseException as error:
-            logger.warning(
+            logs.event(
+                logging.WARNING,
+                "renewal_failed",
+                backend.alias,
+                [key for lease in leases for key in getattr(lease, "keys", ())],
                 "%d lock(s) of %r could not be extended, it is tried again until their "
                 "deadlines: %s",
                 len(leases),
                 backend.alias,
                 error,
+                count=len(leases),
+                error=str(error),
             )
             for lease in leases:
                 self._retry(lease)
@@ -388,6 +351,28 @@ class Renewer:
         """Wait for the extensions and releases under way."""
         for worker in list(self._workers.values()):
             worker.join(JOIN_WITHIN)
+
+
+def _log(
+    level: int,
+    lease: Releasable,
+    message: str,
+    error: BaseException,
+    *,
+    exc_info: BaseException | None = None,
+) -> None:
+    """That a release has failed."""
+    logs.event(
+        level,
+        "release_failed",
+        lease.backend.alias,
+        getattr(lease, "keys", ()),
+        message,
+        error,
+        exc_info=exc_info,
+        owner_id=lease.owner_id,
+        error=str(error),
+    )
 
 
 renewer = Renewer()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-logger = logging.getLogger("distlocks")
+from . import logs
 
 Job = Callable[[], object]
 Jobs = queue.SimpleQueue[Job | None]
@@ -68,9 +68,18 @@ class JobThreads:
         while (job := self._next(jobs)) is not None:
             try:
                 job()
-            except BaseException:
+            except BaseException as error:
                 # Even what is meant to end a thread: others depend on this one.
-                logger.exception("A job of the thread %s failed", self._name)
+                logs.event(
+                    logging.ERROR,
+                    "job_failed",
+                    "",
+                    (),
+                    "A job of the thread %s failed",
+                    self._name,
+                    exc_info=error,
+                    thread=self._name,
+                )
             # The next wait must not keep alive what the job refers to.
             del job
 

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-logger = logging.getLogger("distlocks")
+from . import logs
 
 _warned: set[str] = set()
 
@@ -57,11 +57,16 @@ def warn_of_old_snapshots() -> None:
     """Log a warning if this thread's transactions may have read what is stale by now."""
     for wrapper in _used():
         if wrapper.in_atomic_block and wrapper.vendor == "postgresql" and _has_snapshot(wrapper):
-            logger.warning(
+            logs.event(
+                logging.WARNING,
+                "old_snapshot",
+                "",
+                (),
                 "A lock was acquired inside a transaction on %r whose snapshot is older than the "
                 "lock (isolation level REPEATABLE READ or above): what it reads may be stale. "
                 "Take the lock before the transaction begins.",
                 wrapper.alias,
+                database=wrapper.alias,
             )
 
 
@@ -158,8 +163,13 @@ def _warn_of_autocommit(alias: str) -> None:
     # Once per alias and process.
     if alias not in _warned:
         _warned.add(alias)
-        logger.warning(
+        logs.event(
+            logging.WARNING,
+            "autocommit_off",
+            "",
+            (),
             "Autocommit is off on the database %r: locks are released at the end of their block, "
             "which may be before the commit. Use transaction.atomic() with autocommit on.",
             alias,
+            database=alias,
         )

@@ -176,6 +176,44 @@ def _start(
     return Server(name=name, port=listener.getsockname()[1], process=process, log=log)
 
 
+@contextlib.contextmanager
+def running_workload(
+    database: Path, count: int = 2, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Processes that contend for locks, so that there is something to be seen; ended at the end."""
+    inherited = {**os.environ, **(environment or {})}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(count):
+            command = [sys.executable, "manage.py", "workload", "--lifeline"]
+            processes.append(
+                subprocess.Popen(
+                    [*command, "--trouble"] if number == 0 else command,
+                    cwd=BASE_DIR,
+                    start_new_session=True,
+                    stdin=subprocess.PIPE,
+                    env={
+                        **inherited,
+                        "DJANGO_SETTINGS_MODULE": "project.settings",
+                        "DEMO_DATABASE": str(database),
+                        "DEMO_SERVER_NAME": f"worker-{number + 1}",
+                    },
+                )
+            )
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+
+
 def _stop_all(servers: list[Server]) -> None:
     for server in servers:
         server.terminate()

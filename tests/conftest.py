@@ -11,6 +11,8 @@ from django.test.utils import setup_databases
 from pytest_django import DjangoDbBlocker
 
 from distlocks import Lease
+from distlocks.history.journal import journal
+from distlocks.history.waits import waits
 from distlocks.renewal import renewer
 from tests.servers import session
 from tests.servers.children import Spawner
@@ -64,6 +66,8 @@ def no_lease_outlives_its_test() -> Iterator[None]:
         if isinstance(lease, Lease):
             lease.drop()
     renewer._retries.clear()
+    journal._reset()
+    waits._reset()
 
 
 @pytest.fixture

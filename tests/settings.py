@@ -206,3 +206,12 @@ if RUN_FOLDER and REDIS_URL:
     for _alias in ("sqlite", "portable_sqlite", "postgres", "portable_postgres", "mariadb"):
         if _alias in DISTLOCKS:
             DISTLOCKS[f"fastpath_on_{_alias}"] = fast_path(_alias, namespace=f"{_name}.{_alias}")
+
+# In the test's own process nothing is written before the test asks for it; in those that it starts,
+# what happens to locks is kept in the database of this name, or "off".
+HISTORY = os.environ.get("DISTLOCKS_TEST_HISTORY")
+for _entry in DISTLOCKS.values() if HISTORY else ():
+    if HISTORY == "off":
+        _entry["HISTORY_DAYS"] = 0
+    else:
+        _entry["HISTORY_DATABASE"] = HISTORY

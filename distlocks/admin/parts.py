@@ -37,6 +37,12 @@ class ReadOnly:
     """Rows that only the locks themselves may write: a deleted or changed one would break what they
     promise."""
 
+    opts: Any
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        # Django lets those look too who may change, which is nobody here.
+        return request.user.has_perm(f"{self.opts.app_label}.view_{self.opts.model_name}")
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 

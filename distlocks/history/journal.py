@@ -12,39 +12,29 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from django.db import connections
 
-from .. import facts
+from .. import facts, logs
 from ..claims import Holder
 from ..conf import under_test_runner
 from ..facts import Fact
 from ..keys import SEPARATOR, Key
 from ..patterns import pattern_of
-from . import tables
-from .rollups import COUNTERS, Cells
+from .ledger import Ledger
+from .rollups import Tally
 
 if TYPE_CHECKING:
     from ..backends.base import BaseBackend
 
-logger = logging.getLogger("distlocks")
-
-# Seconds between two looks at the list, and between two additions to the counters in the tables.
+# Seconds between two looks at the list.
 LOOK_EVERY = 1.0
-ADD_EVERY = 5.0
 # Seconds without anything to do after which the thread ends.
 LINGER = 10.0
 # Entries that wait for the thread's look.
 MAX_ENTRIES = 50_000
-# Rows that wait for the database, of ordinary events and of others; and rows of ordinary ones that
-# are written in one second. What is beyond is counted, and dropped.
-MAX_ORDINARY = 5_000
-MAX_OTHERS = 5_000
-ORDINARY_AT_ONCE = 500
-# Seconds until a database that failed is tried again: at first, and at the longest.
-RETRY, LONGEST_RETRY = 1.0, 30.0
 # Seconds for what is left to be written when the interpreter exits.
 AT_EXIT = 2.0
 
@@ -63,119 +53,15 @@ def names_of(keys: tuple[Key, ...]) -> list[str]:
     return [SEPARATOR.join(key) if isinstance(key, tuple) else key for key in keys]
 
 
-def patterns_in(entry: Passed) -> set[str]:
-    """The patterns of the keys of an entry."""
+def patterns_in(entry: Passed) -> Iterable[str]:
+    """The patterns of the keys of an entry, each once."""
     _, keys, patterns, _, _ = entry
     if patterns is not None:
-        return set(patterns)
+        return patterns if len(patterns) == 1 else set(patterns)
     if len(keys) == 1:
-        (key,) = keys
-        return {pattern_of(key if isinstance(key, str) else SEPARATOR.join(key))}
+        key = keys[0]
+        return (pattern_of(key if isinstance(key, str) else SEPARATOR.join(key)),)
     return set(map(pattern_of, names_of(keys)))
-
-
-class Ledger:
-    """What one database is owed."""
-
-    def __init__(self, database: str) -> None:
-        self.database = database
-        self.cells = Cells()
-        self.ordinary: deque[Fact] = deque()
-        self.others: deque[Fact] = deque()
-        self.add_at = 0.0
-        self.retry_at = 0.0
-        self._pause = 0.0
-        # Since it has been out of reach.
-        self.dropped = 0
-
-    @property
-    def owed(self) -> bool:
-        """Whether there is anything to write."""
-        return bool(self.ordinary or self.others or len(self.cells))
-
-    def drop(self, alias: str, pattern: str, at: float, count: int = 1) -> None:
-        """Count what is not going to be written."""
-        self.dropped += count
-        self.cells.count("dropped", alias, pattern, at, count)
-
-    def note(self, fact: Fact) -> None:
-        """Keep a fact until it is written; or only count it."""
-        pattern = fact.pattern or pattern_of(fact.name)
-        counter = COUNTERS.get(fact.kind)
-        if counter is not None:
-            self.cells.count(counter, fact.alias, pattern, fact.at)
-        is_ordinary = fact.kind in facts.ORDINARY
-        queue = self.ordinary if is_ordinary else self.others
-        if len(queue) >= (MAX_ORDINARY if is_ordinary else MAX_OTHERS):
-            self.drop(fact.alias, pattern, fact.at)
-        else:
-            queue.append(fact)
-
-    def thin_out(self) -> None:
-        """Drop of the ordinary events what is more than may be written at once."""
-        while len(self.ordinary) > ORDINARY_AT_ONCE and not self.failing:
-            fact = self.ordinary.pop()
-            self.drop(fact.alias, fact.pattern or pattern_of(fact.name), fact.at)
-
-    @property
-    def failing(self) -> bool:
-        """Whether it was out of reach when it was last tried."""
-        return bool(self._pause)
-
-    def write(self, now: float, *, all_of_it: bool = False) -> None:
-        """Write what is due. What could not be written is kept."""
-        if now < self.retry_at and not all_of_it:
-            return
-        try:
-            self._write_events()
-            if now >= self.add_at or all_of_it:
-                self.add_at = now + ADD_EVERY
-                self._write_cells()
-        except Exception as error:
-            self._failed(now, error)
-        else:
-            if self.failing:
-                logger.warning(
-                    "The history of locks is written to the database %r again; %d events were "
-                    "lost meanwhile.",
-                    self.database,
-                    self.dropped,
-                )
-                self._pause = self.retry_at = 0.0
-                self.dropped = 0
-
-    def _write_events(self) -> None:
-        for queue in (self.others, self.ordinary):
-            while queue:
-                page = [queue[index] for index in range(min(len(queue), ORDINARY_AT_ONCE))]
-                tables.write_events(self.database, page)
-                for _ in page:
-                    queue.popleft()
-
-    def _write_cells(self) -> None:
-        cells = self.cells.take()
-        if cells:
-            try:
-                tables.add_up(self.database, cells)
-            except BaseException:
-                self.cells.put_back(cells)
-                raise
-
-    def _failed(self, now: float, error: Exception) -> None:
-        if not self.failing:
-            logger.warning(
-                "The history of locks cannot be written to the database %r; locks are not "
-                "affected. It is tried again; what does not fit into memory meanwhile is only "
-                "counted. If the tables are missing, run 'manage.py migrate distlocks --database "
-                "%s'. %s: %s",
-                self.database,
-                self.database,
-                type(error).__name__,
-                error,
-            )
-        self._pause = min(max(self._pause * 2, RETRY), LONGEST_RETRY)
-        self.retry_at = now + self._pause
-        connections[self.database].close()
 
 
 class Journal:
@@ -186,6 +72,8 @@ class Journal:
         self.observers: list[Observer] = []
         # What else the thread does, given the time on the monotonic clock; whether there is more.
         self.chores: list[Callable[[float], bool]] = []
+        # What was not written, and what no observer has seen: by alias of a backend.
+        self.dropped: Counter[str] = Counter()
         self._reset()
 
     def _reset(self) -> None:
@@ -197,7 +85,8 @@ class Journal:
         self._looking = threading.Lock()
         self._thread: threading.Thread | None = None
         self._awake = False
-        self._hurry = False
+        # How often somebody has asked for everything to be written, and how often that was done.
+        self._asked = self._served = 0
 
     # What is called by who locks
 
@@ -210,13 +99,31 @@ class Journal:
         if not self._awake:
             self.wake()
 
-    def note(self, kind: str, backend: BaseBackend, keys: tuple[Key, ...], **about: object) -> None:
-        """Have a fact written, about each of the keys, if the backend's history is kept."""
+    def note(
+        self,
+        kind: str,
+        backend: BaseBackend,
+        keys: tuple[Key, ...],
+        patterns: tuple[str, ...] | None = None,
+        **about: object,
+    ) -> None:
+        """Have a fact written, about each of the keys, if the backend's history is kept.
+
+        `patterns` are known better than from the keys; of several, which is whose is not.
+        """
         if not self.wants(backend):
             return
         at = time.time()
+        pattern = patterns[0] if patterns is not None and len(patterns) == 1 else ""
         for name in names_of(keys) or [""]:
-            fact = Fact(kind=kind, alias=backend.alias, at=at, name=name, **about)  # type: ignore[arg-type]
+            fact = Fact(
+                kind=kind,
+                alias=backend.alias,
+                at=at,
+                name=name,
+                pattern=pattern,
+                **about,  # type: ignore[arg-type]
+            )
             self.put((backend, fact))
 
     def wants(self, backend: BaseBackend) -> bool:
@@ -226,7 +133,21 @@ class Journal:
     def note_expired(
         self, kind: str, backend: BaseBackend, holders: Sequence[Holder], by: facts.Who | None
     ) -> None:
-        """Have it written that these leases were found past their expiry."""
+        """Have it written that these leases were found past their expiry, and logged: once for
+        each lease."""
+        leases: dict[str, list[Holder]] = {}
+        for holder in holders:
+            leases.setdefault(holder.owner_id, []).append(holder)
+        for first, *others in leases.values():
+            logs.event(
+                logging.WARNING,
+                kind,
+                backend.alias,
+                [holder.key for holder in (first, *others)],
+                "A lease was never released, and expired: %s",
+                first,
+                **logs.of(first),
+            )
         for holder in holders:
             self.note(
                 kind,
@@ -259,14 +180,18 @@ class Journal:
         busy_at = time.monotonic()
         while True:
             with self._condition:
-                if not self._hurry:
+                if self._asked == self._served:
                     self._condition.wait(LOOK_EVERY)
+                asked = self._asked
             try:
-                busy = self.look(all_of_it=self._hurry)
-            except BaseException:
+                busy = self.look(all_of_it=asked > self._served)
+            except BaseException as error:
                 # The next look may go better; without it nothing would be kept any more.
-                logger.exception("The history of locks could not be kept")
+                _log_fault("The history of locks could not be kept", error)
                 busy = True
+            with self._condition:
+                self._served = asked
+                self._condition.notify_all()
             now = time.monotonic()
             if busy:
                 busy_at = now
@@ -293,37 +218,45 @@ class Journal:
                     ledger.write(now, all_of_it=all_of_it)
             for chore in self.chores:
                 busy |= chore(now)
-            with self._condition:
-                self._hurry = False
-                self._condition.notify_all()
             return busy
 
     def _collect(self) -> bool:
         """Take what is on the list, and count it."""
         at = time.time()
         entries = [self._entries.popleft() for _ in range(len(self._entries))]
+        # Of these there may be many: first among themselves.
+        tallies: dict[tuple[BaseBackend, str, bool], Tally] = {}
         for entry in entries:
-            ledger = self._ledger_of(entry[0])
-            if ledger is None:
-                continue
             if len(entry) == 2:
-                ledger.note(entry[1])
-            else:
-                backend, _, _, seconds, was_released = entry
+                ledger = self._ledger_of(entry[0])
+                if ledger is not None:
+                    ledger.note(entry[1])
+                continue
+            backend, _, _, seconds, was_released = entry
+            for pattern in patterns_in(entry):
+                of = (backend, pattern, was_released)
+                tally = tallies.get(of)
+                if tally is None:
+                    tally = tallies[of] = Tally()
+                tally.add(seconds)
+        for (backend, pattern, was_released), tally in tallies.items():
+            ledger = self._ledger_of(backend)
+            if ledger is not None:
                 count = ledger.cells.released if was_released else ledger.cells.granted
-                for pattern in patterns_in(entry):
-                    count(backend.alias, pattern, at, seconds)
+                count(backend.alias, pattern, at, tally)
         overflow, self._overflow = self._overflow, Counter()
         for backend, count_ in overflow.items():
             ledger = self._ledger_of(backend)
             if ledger is not None:
                 ledger.drop(backend.alias, "", at, count_)
+            else:
+                self.dropped[backend.alias] += count_
         if entries:
             for observer in list(self.observers):
                 try:
                     observer(entries)
-                except Exception:
-                    logger.exception("An observer of the history of locks failed")
+                except Exception as error:
+                    _log_fault("An observer of the history of locks failed", error)
         return bool(entries)
 
     def _ledger_of(self, backend: BaseBackend) -> Ledger | None:
@@ -332,7 +265,7 @@ class Journal:
         database = backend.params.history_database
         ledger = self._ledgers.get(database)
         if ledger is None:
-            ledger = self._ledgers[database] = Ledger(database)
+            ledger = self._ledgers[database] = Ledger(database, self.dropped)
         return ledger
 
     def flush(self) -> bool:
@@ -344,9 +277,14 @@ class Journal:
         """Have the thread write what there is, in so many seconds."""
         with self._condition:
             if self._awake:
-                self._hurry = True
+                self._asked += 1
+                asked = self._asked
                 self._condition.notify_all()
-                self._condition.wait_for(lambda: not self._hurry, timeout)
+                self._condition.wait_for(lambda: self._served >= asked, timeout)
+
+
+def _log_fault(message: str, error: BaseException) -> None:
+    logs.event(logging.ERROR, "history_fault", "", (), message, exc_info=error)
 
 
 journal = Journal()

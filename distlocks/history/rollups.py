@@ -59,6 +59,24 @@ class Cell:
         self.hold_seconds = 0.0
 
 
+class Tally:
+    """Durations that belong together."""
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self, *durations: float) -> None:
+        # How many of each length there were: see histogram.
+        self.counts = [0] * SIZE
+        self.seconds = 0.0
+        for duration in durations:
+            self.add(duration)
+
+    def add(self, duration: float) -> None:
+        """Count one more, in seconds."""
+        self.counts[bucket(duration)] += 1
+        self.seconds += duration
+
+
 class Cells:
     """All that one database is owed."""
 
@@ -72,7 +90,8 @@ class Cells:
         return len(self._cells)
 
     def add(self, alias: str, pattern: str, at: float) -> Iterator[Cell]:
-        """Where to count something that has happened now: in four cells."""
+        """Where to count something that has happened now: in up to four
+        cells."""
         hour = int(at) // HOUR
         known = self._patterns[hour]
         if pattern not in known:
@@ -94,20 +113,18 @@ class Cells:
                     cell = self._cells[key] = Cell()
                 yield cell
 
-    def granted(self, alias: str, pattern: str, at: float, waited: float) -> None:
-        """Count a grant that took so many seconds."""
-        index = bucket(waited)
+    def granted(self, alias: str, pattern: str, at: float, waits: Tally) -> None:
+        """Count grants that took so long."""
         for cell in self.add(alias, pattern, at):
-            cell.counts["acquired"] += 1
-            cell.waited[index] += 1
-            cell.wait_seconds += waited
+            cell.counts["acquired"] += sum(waits.counts)
+            cell.waited = [a + b for a, b in zip(cell.waited, waits.counts, strict=True)]
+            cell.wait_seconds += waits.seconds
 
-    def released(self, alias: str, pattern: str, at: float, held: float) -> None:
-        """Count a lease that was held for so many seconds."""
-        index = bucket(held)
+    def released(self, alias: str, pattern: str, at: float, holds: Tally) -> None:
+        """Count leases that were held for so long."""
         for cell in self.add(alias, pattern, at):
-            cell.held[index] += 1
-            cell.hold_seconds += held
+            cell.held = [a + b for a, b in zip(cell.held, holds.counts, strict=True)]
+            cell.hold_seconds += holds.seconds
 
     def count(self, counter: str, alias: str, pattern: str, at: float, times: int = 1) -> None:
         """Add to one of COUNTED."""

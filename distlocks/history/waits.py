@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from django.db import connections
 
-from .. import facts
+from .. import facts, logs
 from ..claims import MICROSECOND, Denial, Request, to_us
 from ..clock import lease_now
 from ..exceptions import DistlocksError
 from ..facts import Who
-from ..keys import check_key
+from ..keys import check_key, key_of
 from . import tables
 from .cycles import circles
 from .journal import journal, names_of
@@ -178,7 +178,15 @@ class Waits:
     def _report(self, circle: tuple[str, ...], waiters: dict[str, LockWaiter]) -> None:
         members = [waiters[owner] for owner in circle]
         text = description(members)
-        logger.warning("Processes wait for each other's locks, none can go on: %s", text)
+        logs.event(
+            logging.WARNING,
+            facts.CYCLE,
+            members[0].backend,
+            dict.fromkeys(key_of(member.key) for member in members),
+            "Processes wait for each other's locks, none can go on: %s",
+            text,
+            owner_ids=list(circle),
+        )
         waiting = next(
             one
             for one in list(self._current)

@@ -46,29 +46,27 @@ class Answer(Generic[T]):
                 return self
             _asking[self._name] += 1
         # Not one that the interpreter's exit would wait for.
-        threading.Thread(target=self._run, name=f"distlocks-look-{self._name}", daemon=True).start()
+        threading.Thread(
+            target=self._apart, name=f"distlocks-look-{self._name}", daemon=True
+        ).start()
         return self
 
-    def _run(self) -> None:
+    def _apart(self) -> None:
         try:
             self.ask()
         finally:
             with _mutex:
                 _asking[self._name] -= 1
-            self._done.set()
+            connections.close_all()
 
     def ask(self) -> Answer[T]:
         """Ask in this thread."""
-        mine = threading.current_thread().name.startswith("distlocks-look-")
         try:
             self._value = self._question()
         except Exception as error:
             self._error = error
         finally:
-            if mine:
-                connections.close_all()
-            else:
-                self._done.set()
+            self._done.set()
         return self
 
     def result(self, until: float) -> T:
@@ -102,9 +100,7 @@ def of_database(database: str, question: Callable[[], T]) -> Callable[[], T]:
     return within
 
 
-def ask(
-    questions: Mapping[str, tuple[str, Callable[[], T]]], until: float | None = None
-) -> dict[str, Answer[T]]:
+def ask(questions: Mapping[str, tuple[str, Callable[[], T]]]) -> dict[str, Answer[T]]:
     """Ask all: by any name, the database that is asked if it is one, and the question."""
     answers: dict[str, Answer[T]] = {}
     ours = []

@@ -15,7 +15,7 @@ register = template.Library()
 
 # Keys of a holder's metadata that say for whom it works, and how they are called.
 ABOUT = (
-    (("user",), _("user")),
+    (("username", "user"), _("user")),
     (("request_id", "request"), _("request")),
     (("task", "task_id"), _("task")),
 )

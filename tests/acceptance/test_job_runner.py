@@ -426,3 +426,16 @@ def _age(moment: str) -> float:
 def _if_done(server: Server, job: str) -> dict[str, Any] | None:
     reply = run(server, job, seconds=0, interval=0)
     return reply.json if reply.status == 200 else None
+
+
+def test_what_happens_to_locks_is_counted(servers: list[Server]) -> None:
+    assert run(servers[0], "metered", seconds=0.1, interval=0).status == 200
+
+    def page() -> str:
+        reply = ask(servers[0], "GET", "/metrics")
+        assert reply.status == 200
+        return reply.content.decode()
+
+    granted = 'distlocks_acquires_total{backend="default",pattern="job:metered"} 1.0'
+    wait_for(lambda: granted in page())
+    assert 'distlocks_backend_up{backend="default"} 1.0' in page()

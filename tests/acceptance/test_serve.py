@@ -5,13 +5,14 @@ from __future__ import annotations
 import http.cookiejar
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,10 @@ def test_it_serves_until_it_is_stopped(tmp_path: Path) -> None:
 
         name, password = one.line("log-in").split(" / ")
         assert b"Locks" in _open_as_admin(one.line("locks"), name, password)
+        # There is something to be seen: locks that come and go, and what has happened to them.
+        wait_for(lambda: rows(tmp_path, "distlocks_lock WHERE expires_at > 0"))
+        wait_for(lambda: rows(tmp_path, "distlocks_lockrollup WHERE acquired > 0"), 30)
+        wait_for(lambda: rows(tmp_path, "distlocks_lockevent"), 30)
         kept = tmp_path / "admin-password"
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         assert kept.read_text(encoding="utf-8").strip() == password
@@ -90,12 +95,19 @@ def test_its_redis_lasts_as_long_as_it_does(tmp_path: Path) -> None:
     store = {"DEMO_BACKEND": "redis", "TMPDIR": str(tmp_path)}
     for number in (signal.SIGTERM, signal.SIGKILL):
         with serving(tmp_path, store) as one:
-            port = int(one.line("locks").rpartition(":")[2])
+            port = int(one.line("store").rpartition(":")[2])
             assert is_listening(port)
             one.process.send_signal(number)
             one.process.wait(20)
             wait_for(lambda port=port: not is_listening(port))
             wait_for(lambda: not list(tmp_path.glob("distlocks-demo-*")))
+
+
+def rows(folder: Path, of: str) -> int:
+    """How many there are in the demo's database."""
+    with closing(sqlite3.connect(folder / "demo.sqlite3")) as connection:
+        count: int = connection.execute(f"SELECT count(*) FROM {of}").fetchone()[0]
+        return count
 
 
 def _assert_stops(serve: Serving, number: signal.Signals) -> None:

@@ -18,6 +18,8 @@ from django.conf import settings
 settings.configure(
     INSTALLED_APPS={apps!r},
     DATABASES={databases!r},
+    # Its tables are not made here.
+    DISTLOCKS={{"default": {{"HISTORY_DAYS": 0}}}},
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )
 django.setup()
@@ -60,6 +62,13 @@ def test_an_import_loads_no_driver_and_starts_nothing() -> None:
     # Neither models, which would need installed apps, nor any backend but the base.
     assert "distlocks.models" not in found["new"]
     assert "distlocks.backends.database.backend" not in found["new"]
+
+
+def test_what_answers_requests_loads_no_tables() -> None:
+    found = loaded("import distlocks.http, distlocks.middleware")
+    assert not roots(found["all"]) & {*HEAVY, "prometheus_client"}
+    assert not [name for name in found["new"] if name.endswith(".models")]
+    assert "distlocks.admin" not in found["all"]
 
 
 def test_the_installed_app_loads_no_driver_either() -> None:

@@ -9,8 +9,11 @@ import pytest
 
 import distlocks
 import distlocks.testing
-from distlocks import Holder, signals
+from distlocks import Holder, middleware, signals
 from distlocks.backends.base import BaseBackend
+from distlocks.context import working_for
+from distlocks.http import Refusal, answer, answers_lock_errors
+from distlocks.http_settings import NAMES
 from tests.servers.watchdog import ROOT
 
 
@@ -165,8 +168,36 @@ def test_the_tools_for_tests() -> None:
         "FakeClock",
         "fake_clock",
         "flush_events",
+        "flush_history",
         "memory_locks",
     ]
+
+
+def test_what_answers_requests() -> None:
+    assert parameters(answers_lock_errors) == [
+        "view=None",
+        "status=None (keyword)",
+        "retry_after=None (keyword)",
+        "unavailable=None (keyword)",
+    ]
+    assert parameters(answer) == ["request", "error", "wanted=None"]
+    assert [*Refusal.__dataclass_fields__] == [
+        "error",
+        "status",
+        "retry_after",
+        "title",
+        "detail",
+        "reason",
+        "keys",
+        "holders",
+    ]
+    assert [*NAMES] == ["STATUS", "RETRY_AFTER", "MAX_RETRY_AFTER", "UNAVAILABLE"]
+    assert middleware.LockErrorsMiddleware.process_exception
+    assert parameters(middleware.WorkingForMiddleware.about) == ["self", "request"]
+
+
+def test_what_code_works_for() -> None:
+    assert parameters(working_for) == ["**about"]
 
 
 def test_all_that_is_public_says_what_it_is() -> None:

@@ -212,14 +212,15 @@ def test_the_migrations_can_be_written_as_sql(empty: str) -> None:
 
 
 def test_what_the_migrations_make_is_what_the_models_describe(empty: str) -> None:
-    migrate(empty, "0005_advisory")
+    migrate(empty, "0006_history")
     for model in apps.get_app_config("distlocks").get_models():
         with connections[empty].cursor() as cursor:
             described = connections[empty].introspection.get_table_description(
                 cursor, model._meta.db_table
             )
         assert {column.name for column in described} == {f.column for f in model._meta.fields}
-        assert not any(column.null_ok for column in described)
+        nullable = {column.name for column in described if column.null_ok}
+        assert nullable == {field.column for field in model._meta.fields if field.null}
 
 
 @pytest.fixture

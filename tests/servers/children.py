@@ -44,7 +44,7 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.servers.children", str(folder)],
                 cwd=ROOT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"} | env,
+                env=os.environ | {"PYTHONUNBUFFERED": "1", "DISTLOCKS_TEST_HISTORY": "off"} | env,
                 text=True,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

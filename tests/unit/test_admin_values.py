@@ -75,6 +75,7 @@ def test_whom_a_holder_works_for() -> None:
         ("task", "t"),
     ]
     assert about({"user": "", "task_id": 7}) == [("task", "7")]
+    assert about({"user": 7, "username": "olga"}) == [("user", "olga")]
     assert about(None) == about([]) == []
     assert pairs({"items": 3}) == [("items", 3)]
 

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from ... import logs
 from .session import Session
-
-logger = logging.getLogger("distlocks")
 
 # The other side has closed. Where the platform cannot tell, an end shows when next extended.
 ENDED = getattr(select, "POLLRDHUP", 0)
@@ -110,8 +109,15 @@ class Watch:
                 self._answered(session)
             elif not self._ended(session):
                 return False
-        except Exception:
-            logger.exception("What has become of a lock's session could not be noted")
+        except Exception as error:
+            logs.event(
+                logging.ERROR,
+                "session_fault",
+                "",
+                (),
+                "What has become of a lock's session could not be noted",
+                exc_info=error,
+            )
         if over:
             with self._mutex:
                 # The number of one that was closed may be another's by now.

@@ -96,7 +96,7 @@ class DatabaseBackend(ConnectedBackend):
         for claim, one in zip(request.claims, taken, strict=True):
             if one.awaited:
                 self._sleepers.announce(session, claim.key)
-                self._sleepers.wake(claim.key)
+                self._sleepers.wake(claim.key, request.owner_id)
         return Grant(
             claims=request.claims,
             owner_id=request.owner_id,
@@ -105,6 +105,7 @@ class DatabaseBackend(ConnectedBackend):
             min_hold_us=request.min_hold_us,
             in_transaction=session.is_callers,
             in_testcase=session.is_callers and in_testcase(session.wrapper),
+            expired=tuple([self.public_holder(one.expired) for one in taken if one.expired]),
         )
 
     def _take_all(self, session: Session, request: Request, answers: list[Taken | Held]) -> None:
@@ -190,7 +191,7 @@ class DatabaseBackend(ConnectedBackend):
             return freed
 
         freed = self._when_not_busy(lambda: self._run(free))
-        self._sleepers.wake(claim.key)
+        self._sleepers.wake(claim.key, owner_id)
         return freed.ours
 
     def _end(
@@ -250,7 +251,7 @@ class DatabaseBackend(ConnectedBackend):
             return held
 
         held = self._when_not_busy(lambda: self._run(free))
-        self._sleepers.wake(full)
+        self._sleepers.wake(full, None)
         return [self.public_holder(holder) for holder in held]
 
     def sweep(
@@ -266,7 +267,7 @@ class DatabaseBackend(ConnectedBackend):
             if batch is None:
                 return
             for holder in batch.expired:
-                self._sleepers.wake(str(holder.key))
+                self._sleepers.wake(str(holder.key), None)
             yield Swept(
                 examined=batch.examined,
                 expired=tuple(map(self.public_holder, batch.expired)),

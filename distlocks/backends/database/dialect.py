@@ -42,6 +42,8 @@ class Taken:
     acquired_us: int
     # Others sleep beside the key who might go with us, and have to be told.
     awaited: bool = False
+    # Whose lease on it had expired without having been released, if the statement could tell.
+    expired: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ... import clock
+from ... import clock, logs
 from ..wakeups import Wakeups
 from .postgresql import LISTEN_CHANNEL
 
 if TYPE_CHECKING:
     from psycopg import Connection
-
-logger = logging.getLogger("distlocks")
 
 # Keys hold no control characters, so this prefix tells a test of ours from a key.
 HELLO = "\x01"
@@ -86,18 +84,28 @@ class Listener:
                 same.shutdown(socket.SHUT_RDWR)
 
     def _run(self, closed: threading.Event) -> None:
-        pause = 0.1
+        pause, failing = 0.1, False
         while not closed.is_set():
             wrapper = self._connect()
             self._wrapper = wrapper
             try:
                 wrapper.ensure_connection()
+                failing = False
                 self._listen(wrapper.connection, closed)
                 pause = 0.1
             except Exception as error:
-                if not closed.is_set():
-                    logger.warning(
-                        "Waiters poll for now: the listening connection failed: %s", error
+                # Told once, until it has heard something again.
+                if not closed.is_set() and not failing:
+                    failing = True
+                    logs.event(
+                        logging.WARNING,
+                        "polling",
+                        "",
+                        (),
+                        "Waiters poll for now: the listening connection failed: %s",
+                        error,
+                        database=wrapper.alias,
+                        error=str(error),
                     )
             finally:
                 self.hearing = False

@@ -91,7 +91,8 @@ class Portable(Dialect):
         token = self._locks(key=key, owner_id=request.owner_id).values_list(
             "fencing_token", flat=True
         )
-        return Taken(fencing_token=token.get(), acquired_us=now)
+        expired = holder_of(row, now) if row.owner_id and row.mode == EXCLUSIVE else None
+        return Taken(fencing_token=token.get(), acquired_us=now, expired=expired)
 
     def _insert(self, key: str, now: int, values: dict[str, Any]) -> Taken | Held:
         try:

@@ -71,7 +71,10 @@ WITH {bound}{authority}taken AS (
   RETURNING fencing_token, acquired_at)
 SELECT true, '', '', fencing_token, acquired_at, 0, '', 0, '', '', NULL::jsonb, '' FROM taken
 UNION ALL
-SELECT false, {holder} FROM {t} WHERE key = %(key)s AND NOT EXISTS (SELECT FROM taken)
+SELECT false, {holder} FROM {t}
+WHERE key = %(key)s
+  AND (NOT EXISTS (SELECT FROM taken)
+       OR (expires_at <= {us} AND owner_id <> '' AND owner_id <> %(owner)s))
 """
 
 # Invariant: only the owner's own row changes; the key stays taken until the minimum hold has
@@ -309,7 +312,9 @@ class PostgreSQL(Dialect):
             return Held()
         granted, *row = rows[0]
         if granted:
-            return Taken(fencing_token=row[2], acquired_us=row[3])
+            # The second row, if there is one, is the key's from before.
+            expired = holder_from(rows[1][1:]) if len(rows) > 1 else None
+            return Taken(fencing_token=row[2], acquired_us=row[3], expired=expired)
         holder = holder_from(tuple(row))
         if request.authority and holder.remaining <= 0:
             # It is free, and was not granted: by another store it may be.

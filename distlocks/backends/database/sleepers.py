@@ -110,12 +110,12 @@ class Sleepers:
         if self._turns is None:
             self._dialect.announce(session, key)
 
-    def wake(self, key: str) -> None:
-        """The key has been freed: wake who sleeps beside it in this process; where there is a
-        queue, who comes first in all of them."""
+    def wake(self, key: str, by: str | None) -> None:
+        """The key has been freed by this owner, or from one that is not known: wake who sleeps
+        beside it in this process; where there is a queue, who comes first in all of them."""
         self.wakeups.wake(key)
         if self._turns is not None:
-            self._turns.call(key)
+            self._turns.call(key, released_by=by)
 
     def denied(self, request: Request, denial: Denial) -> bool:
         """Take note of who is going to wait; whether there is a queue for it."""

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from ... import clock
+from ... import clock, logs
 from ...claims import to_us
 from ...exceptions import BackendUnavailable
 from ...identity import host, pid
@@ -21,8 +21,6 @@ from ...threads import JobThreads
 from .changes import OFTEN, Changes, Mode, Terms
 from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
 from .servers import Servers, epoch_word
-
-logger = logging.getLogger("distlocks")
 
 # Seconds for which an acquire waits for the row to be read.
 PATIENCE = 2.0
@@ -308,13 +306,20 @@ class Authority:
         if before is None and not made_here:
             # As it was before this process came.
             return
-        logger.log(
+        logs.event(
             logging.WARNING if made_here else logging.INFO,
+            "authority",
+            self._alias,
+            (),
             "The locks of %r: %s (epoch %d). %s",
             self._alias,
             SAID[row.phase],
             row.epoch,
             row.why,
+            authority=row.phase,
+            epoch=row.epoch,
+            reason=row.why,
+            made_here=made_here,
         )
         self._changed(row, made_here)
 

@@ -45,6 +45,13 @@ def holders_in(
             yield fields, int(told_at)
 
 
+def holder_in(servers: Servers, hash_name: bytes, key: bytes) -> tuple[Sequence[bytes], int] | None:
+    """As holders_in(), of one key that only one can have."""
+    record = servers.ask(hash_name, pack(b"HGET", hash_name, key))
+    now = _now(servers, hash_name)
+    return (split(key, record), now) if record and is_live(record, now) else None
+
+
 def queue_of(servers: Servers, key: str) -> list[tuple[bytes, float, bytes]]:
     """Who waits for the key, first come first: owner id, since when in microseconds, and its
     record (see common.lua)."""

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ... import clock
+from ... import clock, logs
 from ...claims import Denial, Request, to_us
 from ...exceptions import BackendUnavailable
 from ..offload import offload
@@ -21,8 +21,6 @@ from .wire import packed
 if TYPE_CHECKING:
     from .backend import RedisBackend
 
-logger = logging.getLogger("distlocks")
-
 # Redis gets so many seconds to answer: a release must not wait for it.
 PATIENCE = 0.25
 # Seconds for which it is left alone after it did not answer.
@@ -30,6 +28,8 @@ LEFT_ALONE = 1.0
 # Those next in a queue look at the store after so many seconds, in case a call was lost, and call
 # whoever is first; those further back look after the others.
 LOOK_NEXT, LOOK = 0.8, 5.0
+# Who has released a key, if that is not known.
+SOMEBODY = "!"
 
 
 class Turns:
@@ -50,6 +50,7 @@ class Turns:
             alias=redis.alias,
             slice=2 * PATIENCE,
         )
+        self._alias = redis.alias
         self._alone_until = 0.0
         # Who has been denied and waits, by owner id, and beside which key.
         self._waiting: dict[str, tuple[Request, str]] = {}
@@ -63,13 +64,18 @@ class Turns:
         """The request is going to wait beside this key."""
         self._waiting[request.owner_id] = (request, key)
 
-    def call(self, key: str, leaving: str = "") -> None:
-        """Whoever waits first for the key should try; who leaves the queue no more."""
+    def call(self, key: str, *, leaving: str = "", released_by: str | None = "") -> None:
+        """Whoever waits first for the key should try; who leaves the queue no more.
+
+        Not if another has been called and has not tried yet: unless it is the one that has now
+        released the key, or nobody knows who has (None). Empty: nobody has, it was seen to be free.
+        """
         if self.usable:
             name = self._servers.hash_name(key)
-            words = packed((key.encode(), leaving.encode()))
+            by = SOMEBODY if released_by is None else released_by
+            words = packed((key.encode(), leaving.encode(), by.encode()))
             try:
-                self._servers.run(name, script("turns_call"), 2, words)
+                self._servers.run(name, script("turns_call"), 3, words)
             except BackendUnavailable as error:
                 self._give_up(error)
 
@@ -142,7 +148,15 @@ class Turns:
 
     def _give_up(self, error: BackendUnavailable | None = None) -> None:
         if error is not None and self.usable:
-            logger.warning("Waiters look for themselves for now: %s", error)
+            logs.event(
+                logging.WARNING,
+                "polling",
+                self._alias,
+                (),
+                "Waiters look for themselves for now: %s",
+                error,
+                error=str(error),
+            )
         self._alone_until = clock.Clock().now() + LEFT_ALONE
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from ...waiting import lease_deadline
 from .. import promises
 from ..base import BaseBackend
 from ..redis.backend import next_look
-from ..redis.listing import holders_in
+from ..redis.listing import holder_in, holders_in
 from ..redis.records import holder, who
 from ..redis.scripts import script
 from ..redis.wire import packed
@@ -242,6 +242,15 @@ class RedlockBackend(BaseBackend):
         found = [self.public_holder(one) for one in self._agreed(self._of_most(told))]
         found.sort(key=lambda one: (check_key(one.key), one.fencing_token))
         return found[:limit]
+
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        name = (self.prefix + key).encode()
+
+        def told(node: Node) -> list[Holder]:
+            found = holder_in(node.servers, node.hash_name, name)
+            return [holder(*found)] if found else []
+
+        return [self.public_holder(one) for one in self._agreed(self._of_most(told))][:limit]
 
     def force_release(self, key: str) -> list[Holder]:
         words = packed(((self.prefix + key).encode(),))

@@ -210,6 +210,10 @@ class ZooKeeperBackend(BaseBackend):
     def holders(self, prefix: str = "", *, limit: int | None = None) -> list[Holder]:
         return self.talk(lambda talk: listing.holders(self, talk, self.prefix + prefix, limit))
 
+    def holders_of(self, key: str, *, limit: int | None = None) -> list[Holder]:
+        name = self.prefix + key
+        return self.talk(lambda talk: listing.holders_of(self, talk, name))[:limit]
+
     def waiters(self, key: str) -> list[Waiter]:
         return self.talk(lambda talk: listing.waiters(self, talk, self.prefix + key))
 

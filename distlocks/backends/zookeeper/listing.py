@@ -49,6 +49,13 @@ def holders(backend: ZooKeeperBackend, talk: Talk, prefix: str, limit: int | Non
     return found[:limit]
 
 
+def holders_of(backend: ZooKeeperBackend, talk: Talk, name: str) -> list[Holder]:
+    """Who has the key of this name."""
+    _, (there,) = look(talk, [name], catch_up=True)
+    key, now_us = backend.public_key(name), talk.session.now_us()
+    return [holder(one, key, now_us) for one in backend.judge.live(there, now_us)]
+
+
 def waiters(backend: ZooKeeperBackend, talk: Talk, name: str) -> list[Waiter]:
     """Who waits for the key, first come first."""
     _, (there,) = look(talk, [name], catch_up=True)

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ...claims import MICROSECOND, from_us
 from ...clock import Clock
 from ...exceptions import BackendUnavailable
-from ...handler import locks
+from ..arguments import add_backends, chosen_backends
 
 if TYPE_CHECKING:
     from ...backends.fastpath import FastPathBackend
@@ -28,12 +28,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--backend",
-            action="append",
-            metavar="ALIAS",
-            help="An alias of DISTLOCKS; may be repeated. Default: every fast path.",
-        )
+        add_backends(parser, "every fast path")
         change = parser.add_mutually_exclusive_group()
         change.add_argument(
             "--drain",
@@ -92,18 +87,12 @@ class Command(BaseCommand):
             self._follow(backend, mode, "redis", options)
 
     def _backends(self, aliases: list[str] | None) -> list[FastPathBackend]:
-        for alias in aliases or ():
-            if alias not in list(locks):
-                raise CommandError(
-                    f"There is no lock backend {alias!r}. Configured are: {', '.join(locks)}."
-                )
-            if not locks[alias].supports_authority:
-                raise CommandError(f"The backend {alias!r} is no fast path: it has one store only.")
-        found: list[Any] = [locks[alias] for alias in aliases or locks]
-        chosen = [backend for backend in found if backend.supports_authority]
-        if not chosen:
-            raise CommandError("No configured lock backend is a fast path.")
-        return chosen
+        return chosen_backends(
+            aliases,
+            lambda backend: backend.supports_authority,
+            not_able=lambda alias: f"The backend {alias!r} is no fast path: it has one store only.",
+            none_able="No configured lock backend is a fast path.",
+        )
 
     def _tell(self, backend: FastPathBackend, mode: Mode) -> None:
         from ...backends.fastpath.authority import SAID

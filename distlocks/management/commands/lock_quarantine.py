@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ...backends.base import BaseBackend
 from ...exceptions import BackendUnavailable
-from ...handler import locks
+from ..arguments import add_backends, chosen_backends
 
 
 class Command(BaseCommand):
@@ -20,12 +20,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--backend",
-            action="append",
-            metavar="ALIAS",
-            help="An alias of DISTLOCKS; may be repeated. Default: all that know quarantines.",
-        )
+        add_backends(parser, "all that know quarantines")
         parser.add_argument(
             "--end",
             action="store_true",
@@ -53,18 +48,12 @@ class Command(BaseCommand):
                 raise CommandError(f"{backend.alias}: {error}") from error
 
     def _backends(self, aliases: list[str] | None) -> list[Any]:
-        for alias in aliases or ():
-            if alias not in list(locks):
-                raise CommandError(
-                    f"There is no lock backend {alias!r}. Configured are: {', '.join(locks)}."
-                )
-            if not locks[alias].supports_quarantine:
-                raise CommandError(f"The backend {alias!r} knows no quarantine.")
-        found = [locks[alias] for alias in aliases or locks]
-        chosen = [backend for backend in found if backend.supports_quarantine]
-        if not chosen:
-            raise CommandError("No configured lock backend knows a quarantine.")
-        return chosen
+        return chosen_backends(
+            aliases,
+            lambda backend: backend.supports_quarantine,
+            not_able=lambda alias: f"The backend {alias!r} knows no quarantine.",
+            none_able="No configured lock backend knows a quarantine.",
+        )
 
     def _is_sure(self, backend: BaseBackend, left: float, options: dict[str, Any]) -> bool:
         if not options["interactive"]:

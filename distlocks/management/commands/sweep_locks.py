@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
 import threading
 import time
@@ -18,15 +17,13 @@ from ...backends.base import BaseBackend
 from ...claims import Holder
 from ...exceptions import BackendUnavailable
 from ...fences import sweep_guards
-from ...handler import locks
 from ...history.journal import journal
 from ...history.places import Unreadable
 from ...history.pruning import prune
 from ...recording import recorder
 from ...signals import locks_expired
+from ..arguments import UNITS, add_backends, age, chosen_backends, duration, whole_number
 
-LEAST_AGE = 3600.0
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # Expired locks named one by one; the rest is counted.
 NAMED = 20
 
@@ -40,12 +37,7 @@ class Command(BaseCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--backend",
-            action="append",
-            metavar="ALIAS",
-            help="An alias of DISTLOCKS; may be repeated. Default: all whose store needs it.",
-        )
+        add_backends(parser, "all whose store needs it")
         parser.add_argument(
             "--older-than",
             type=age,
@@ -56,7 +48,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--batch-size",
-            type=positive_int,
+            type=whole_number("rows", 1, 100_000),
             default=1000,
             metavar="N",
             help="Rows looked at per statement. Default: 1000.",
@@ -96,24 +88,19 @@ class Command(BaseCommand):
         self.stdout.write("Stopped.")
 
     def _backends(self, aliases: list[str] | None) -> list[BaseBackend]:
-        for alias in aliases or ():
-            if alias not in list(locks):
-                raise CommandError(
-                    f"There is no lock backend {alias!r}. Configured are: {', '.join(locks)}."
-                )
-        backends = [locks[alias] for alias in (aliases or locks)]
+        backends = chosen_backends(
+            aliases,
+            lambda backend: backend.supports_sweep,
+            not_able=lambda alias: (
+                f"The backend {alias!r} has nothing to sweep: its store forgets expired locks by "
+                f"itself."
+            ),
+            none_able="No configured lock backend has anything to sweep.",
+        )
+        # Several aliases may share one table.
         chosen: dict[object, BaseBackend] = {}
         for backend in backends:
-            if backend.supports_sweep:
-                # Several aliases may share one table.
-                chosen.setdefault(backend.sweep_scope, backend)
-            elif aliases:
-                raise CommandError(
-                    f"The backend {backend.alias!r} has nothing to sweep: its store forgets "
-                    f"expired locks by itself."
-                )
-        if not chosen:
-            raise CommandError("No configured lock backend has anything to sweep.")
+            chosen.setdefault(backend.sweep_scope, backend)
         return list(chosen.values())
 
     def _sweep(
@@ -225,40 +212,3 @@ def stop_on_signal() -> Iterator[threading.Event]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def duration(text: str) -> float:
-    """Seconds in `text`, which may end in a unit."""
-    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    try:
-        value = float(number) * UNITS[unit]
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e10:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no length of time: give seconds, or a number with a unit as in 90m, 12h, "
-            f"7d."
-        )
-    return value
-
-
-def age(text: str) -> float:
-    """An age at which rows may be deleted."""
-    value = duration(text)
-    if value < LEAST_AGE:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is too short: at least 1h, so that a fencing token is never issued twice "
-            f"even if the server's clock is set back."
-        )
-    return value
-
-
-def positive_int(text: str) -> int:
-    """A number of rows."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows from 1 to 100000.")
-    return value

@@ -5,7 +5,9 @@
     const region = document.querySelector('[data-live]');
     const status = document.querySelector('[data-live-status]');
     const pause = document.querySelector('[data-live-pause]');
+    // Seconds.
     const LONGEST_PAUSE = 60;
+    const LONGEST_ANSWER = 15;
     // What a reader does with the page, which the server does not know.
     const OF_THE_READER = new Set(['open', 'hidden', 'disabled']);
     const PAUSED = 'distlocks.paused';
@@ -138,26 +140,28 @@
     }
 
     async function update() {
-        asking = new AbortController();
+        const mine = asking = new AbortController();
         let isThere = false;
         try {
+            const given = AbortSignal.timeout(LONGEST_ANSWER * 1000);
             const response = await fetch(region.dataset.live, {
                 credentials: 'same-origin',
-                signal: AbortSignal.any ? AbortSignal.any([asking.signal, AbortSignal.timeout(15000)]) : asking.signal,
+                signal: AbortSignal.any ? AbortSignal.any([mine.signal, given]) : mine.signal,
             });
             const html = await response.text();
+            if (mine.signal.aborted) {
+                return;
+            }
             if (response.redirected || response.status === 403) {
                 say(region.dataset.gone);
-                asking = null;
                 return;
             }
             isThere = response.ok && show(html);
         } catch (error) {
-            if (asking.signal.aborted) {
+            if (mine.signal.aborted) {
                 return;
             }
         }
-        asking = null;
         failures = isThere ? 0 : failures + 1;
         if (isThere) {
             say('');

@@ -494,3 +494,25 @@ class TestRows:
             "taken": {"held", "cooling"},
             "expired": {"expired"},
         }
+
+
+class TestWhoHasOneKey:
+    def test_it_is_known_without_a_walk_through_all(self, store: Store, key: str) -> None:
+        store.hold(key, label="nightly")
+        store.hold(f"{key}x")
+        (holder,) = store.backend.holders_of(key)
+        assert (holder.key, holder.label) == (key, "nightly")
+        assert 0 < holder.remaining <= 30
+        assert store.backend.holders_of(f"{key}-free") == []
+        (scanned,) = [one for one in store.backend.scan() if one.key == key]
+        assert scanned.owner_id == holder.owner_id
+
+    def test_of_several_all_or_as_many_as_are_wanted(self, store: Store, key: str) -> None:
+        if not store.backend.supports_shared:
+            assert store.backend.holders_of(key) == []
+            return
+        for number in range(3):
+            store.hold(key, shared=True, label=f"{number}")
+        found = store.backend.holders_of(key)
+        assert [holder.label for holder in found] == ["0", "1", "2"]
+        assert len(store.backend.holders_of(key, limit=2)) == 2

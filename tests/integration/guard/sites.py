@@ -10,7 +10,7 @@ from django.db.utils import DEFAULT_DB_ALIAS
 from django.test.utils import CaptureQueriesContext, override_settings
 
 from distlocks import Lease, db_lock, locks
-from distlocks.claims import Grant, claims_on
+from distlocks.claims import Grant, Request, claims_on, to_us
 from distlocks.clock import lease_now
 from distlocks.fences import TABLE
 from distlocks.identity import new_owner_id
@@ -37,13 +37,20 @@ def forged(
     """
     backend = locks[alias]
     tokens = token if isinstance(token, tuple) else (token,)
-    grant = Grant(
+    request = Request(
         claims=claims_on([backend.prefix + key for key in keys]),
         owner_id=new_owner_id(),
+        ttl_us=to_us(ttl),
+    )
+    grant = Grant(
+        claims=request.claims,
+        owner_id=request.owner_id,
         fencing_tokens=tokens,
         acquired_us=tokens[0],
     )
-    return Lease(backend, grant, first_send=lease_now() - age, ttl=ttl, renew=False)
+    return Lease(
+        backend, grant, first_send=lease_now() - age, ttl=ttl, renew=False, request=request
+    )
 
 
 class Site:

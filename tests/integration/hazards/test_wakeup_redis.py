@@ -13,6 +13,11 @@ from django.test import override_settings
 
 from distlocks import Lease, LockTimeout, db_lock, locks
 from distlocks.backends.database import DatabaseBackend
+from distlocks.backends.redis.scripts import script
+from distlocks.backends.redis.turns import Turns
+from distlocks.claims import Request, claims_on
+from distlocks.clock import lease_now
+from distlocks.identity import new_owner_id
 from distlocks.renewal import renewer
 from tests.servers.children import Spawner
 from tests.servers.redis import RedisServer
@@ -67,6 +72,26 @@ def wait_in_turn(server: RedisServer, key: str, start: Start, count: int) -> lis
     return waiters
 
 
+def waiting_in(server: RedisServer, key: str) -> list[str]:
+    found = server.client().zrange(f"{{distlocks.turns}}:q:{key}", 0, -1)
+    return [owner.decode() for owner in found]
+
+
+def a_request(key: str, waited: float) -> Request:
+    return Request(
+        claims=claims_on([key]),
+        owner_id=new_owner_id(),
+        ttl_us=10**7,
+        asked_at=lease_now() - waited,
+    )
+
+
+def join(turns: Turns, request: Request, key: str) -> None:
+    """Take a place in the queue, and do not wait."""
+    words = turns._joining(request, key, b"nobody's")
+    turns._servers.run(turns._servers.hash_name(key), script("turns_join"), 5, words)
+
+
 class TestInTurn:
     def test_first_come_first_served(
         self,
@@ -82,6 +107,32 @@ class TestInTurn:
             lease = waiter.result(SOON)
         assert lease.release()
         assert queued(server, key) == 0
+
+    def test_who_finds_the_key_free_calls_nobody_past_the_one_that_has_been_called(
+        self, woken: DatabaseBackend, server: RedisServer, key: str, start: Start
+    ) -> None:
+        """A release has called the first; a waiter that has just come to the queue sees the key
+        free before the first has taken it."""
+        turns = woken._sleepers._turns
+        assert turns is not None
+        requests = [a_request(key, waited=3 - number) for number in range(3)]
+        for request in requests:
+            turns.denied(request, key)
+            join(turns, request, key)
+        first, second, third = [request.owner_id for request in requests]
+        turns.call(key, released_by="whoever had it")
+        turns.call(key)
+        turns.call(key, released_by="who was faster than the first")
+        assert waiting_in(server, key) == [second, third]
+        # It has tried in vain, and has its place again.
+        join(turns, requests[0], key)
+        turns.call(key)
+        assert waiting_in(server, key) == [second, third]
+        # It has had the key, and released it.
+        turns.call(key, released_by=first)
+        assert waiting_in(server, key) == [third]
+        turns.call(key, released_by=None)
+        assert waiting_in(server, key) == []
 
     async def test_tasks_wait_on_their_event_loop(
         self, woken: DatabaseBackend, server: RedisServer, key: str

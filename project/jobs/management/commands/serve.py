@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from argparse import ArgumentParser
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,13 @@ from django.urls import reverse
 
 from project.kept import kept
 from project.lock_store import LockStore, lock_store
-from project.servers import Server, ServerFailed, orderly_exit, running_servers
+from project.servers import (
+    Server,
+    ServerFailed,
+    orderly_exit,
+    running_servers,
+    running_workload,
+)
 
 USERNAME = "admin"
 
@@ -34,6 +41,12 @@ class Command(BaseCommand):
             metavar="PORT",
             help="where to listen; a port that is taken is replaced by the next free one",
         )
+        parser.add_argument(
+            "--quiet",
+            action="store_true",
+            help="only serve: without the processes that take locks, so that there is something "
+            "to be seen",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         database = Path(settings.DATABASE)
@@ -46,6 +59,9 @@ class Command(BaseCommand):
                 orderly_exit(),
                 lock_store(self._say) as store,
                 running_servers(ports, database, environment=store.environment) as servers,
+                nullcontext()
+                if options["quiet"]
+                else running_workload(database, environment=store.environment),
             ):
                 self._show(servers, store, database, log_in)
                 self._until_stopped(servers)
@@ -57,12 +73,13 @@ class Command(BaseCommand):
     def _show(self, servers: list[Server], store: LockStore, database: Path, log_in: str) -> None:
         admin = servers[0].url + reverse("admin:index")
         locks = servers[0].url + reverse("admin:distlocks_lock_changelist")
-        if store.where:
-            locks += f"; they are in {store.where}"
+        charts = servers[0].url + reverse("admin:distlocks_lockrollup_changelist")
         lines = [
             *(f"{server.name:<6} {server.url}/" for server in servers),
             f"admin  {admin}",
             f"locks  {locks}",
+            f"charts {charts}",
+            *([f"store  {store.where}"] if store.where else []),
             f"log-in {log_in}",
             f"data   {database}",
             "Stop with Ctrl-C. What the servers log follows.",

@@ -1,0 +1,1 @@
+"""Bridges to what projects use beside distlocks. Each imports its own client, and nobody else's."""
