@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from django.conf import settings
+from django.db import connections
 from django.db.models import Q
 
 from ..claims import from_us, to_us
@@ -152,39 +153,56 @@ def _read(
     """The first rows of the database, in one or several sorted lists."""
     from ..models import LockEvent
 
-    rows = _rows(LockEvent.objects.using(database), wanted)
+    every = LockEvent.objects.using(database)
     if older_than:
-        rows = rows.filter(_before(older_than, place))
+        every = every.filter(_before(older_than, place))
     if newer_than:
-        rows = rows.filter(_after(newer_than, place)).order_by("at", "id")
-    else:
-        rows = rows.order_by("-at", "-id")
+        every = every.filter(_after(newer_than, place))
+    is_beside = bool(older_than or newer_than)
+    descending = "" if newer_than else "-"
+
+    def rows(kinds: Sequence[str]) -> list[LockEvent]:
+        found, within = _rows(every, wanted, kinds, database if is_beside else "")
+        return list(
+            found.order_by(*[f"{descending}{name}" for name in (*within, "at", "id")])[:size]
+        )
+
     with reading(database, LockEvent._meta.db_table):
         if 1 < len(wanted.kinds) <= FEW_KINDS:
             # Of each kind there is a sorted index; of several together there is not.
-            return [list(rows.filter(kind=kind)[:size]) for kind in wanted.kinds]
-        if wanted.kinds:
-            rows = rows.filter(kind__in=wanted.kinds)
-        return [list(rows[:size])]
+            return [rows([kind]) for kind in wanted.kinds]
+        return [rows(wanted.kinds)]
 
 
-def _rows(rows: QuerySet[LockEvent], wanted: Wanted) -> QuerySet[LockEvent]:
+def _rows(
+    rows: QuerySet[LockEvent], wanted: Wanted, kinds: Sequence[str], beside_in: str
+) -> tuple[QuerySet[LockEvent], list[str]]:
+    """What is wanted, and by which column's index it has to be sorted for that to be used."""
+    equal = {"pattern": wanted.pattern, "backend": wanted.backend}
+    if len(kinds) == 1:
+        equal = {"pattern": wanted.pattern, "kind": kinds[0], "backend": wanted.backend}
+    elif kinds:
+        rows = rows.filter(kind__in=kinds)
     if wanted.key and wanted.is_beginning:
         # A range is what the index knows; LIKE is not everywhere.
         rows = rows.filter(key__gte=wanted.key, key__lt=wanted.key + LAST)
-    elif wanted.key:
-        rows = rows.filter(key=wanted.key)
-    if wanted.backend:
-        rows = rows.filter(backend=wanted.backend)
-    if wanted.pattern:
-        rows = rows.filter(pattern=wanted.pattern)
+    else:
+        equal = {"key": wanted.key, **equal}
     if wanted.owner_id:
         rows = rows.filter(owner_id=wanted.owner_id)
     if wanted.since is not None:
         rows = rows.filter(at__gte=_moment(wanted.since))
     if wanted.until is not None:
         rows = rows.filter(at__lt=_moment(wanted.until))
-    return rows
+    equal = {name: value for name, value in equal.items() if value}
+    within: list[str] = []
+    if equal and beside_in and connections[beside_in].vendor == "mysql":
+        # Of a column that equals something, MariaDB reads every row from the newest on until the
+        # page begins; of one that lies between two values, it begins there.
+        within = [next(iter(equal))]
+        value = equal.pop(within[0])
+        rows = rows.filter(**{f"{within[0]}__gte": value, f"{within[0]}__lte": value})
+    return rows.filter(**equal), within
 
 
 def _before(cursor: Cursor, place: int) -> Q:

@@ -14,8 +14,9 @@ from django.db import OperationalError, connections
 from django.http import HttpResponse
 from django.test import Client, override_settings
 from django.test.utils import CaptureQueriesContext
+from django.utils import translation
 
-from distlocks.admin import health
+from distlocks.admin import health, wording
 from distlocks.backends.fastpath.row import Row
 from distlocks.backends.memory import MemoryBackend
 from distlocks.claims import from_us, to_us
@@ -340,3 +341,28 @@ def test_a_fast_path_tells_who_grants(
     assert str(PHASES[phase]) in page.lower().replace("redis", "Redis")
     assert "pinned by an operator" in page
     assert "since 2026-09-21 09:13:20. Redis has failed twice." in page
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, "\u2013"),
+        (0.0, "0 ms"),
+        (0.00123, "1.23 ms"),
+        (0.25, "250 ms"),
+        (0.9999, "1 s"),
+        (12.34, "12.3 s"),
+        (61, "1 min 1 s"),
+        (7260, "2 h 1 min"),
+        (10 * 86400, "10 days"),
+    ],
+)
+def test_lengths_of_time_are_short(value: float | None, written: str) -> None:
+    assert wording.seconds(value) == written
+
+
+def test_numbers_are_written_as_the_reader_does() -> None:
+    assert wording.count(1234567) == "1,234,567"
+    with translation.override("de"):
+        assert wording.count(1234567) == "1.234.567"
+        assert wording.seconds(1.25) == "1,25 s"

@@ -67,6 +67,11 @@ def test_several_databases_are_one_list(size: int) -> None:
     assert walk(ALL, Wanted(), size) == expected
     assert walk(ALL, Wanted(kinds=(facts.LOST, facts.FORCED)), size) == expected
     assert walk(ALL, Wanted(kinds=facts.KINDS), size) == expected
+    lost = [key for key in expected if not key.endswith("f")]
+    assert walk(ALL, Wanted(kinds=(facts.LOST,)), size) == lost
+    assert walk(ALL, Wanted(backend="default"), size) == expected
+    of_one = Wanted(pattern="postgres *", kinds=(facts.LOST,), backend="default")
+    assert walk(ALL, of_one, size) == [key for key in lost if key.startswith("postgres")]
 
 
 def test_who_goes_back_to_the_beginning_sees_what_is_new() -> None:
