@@ -226,7 +226,7 @@ class Journal:
         at = time.time()
         entries = [self._entries.popleft() for _ in range(len(self._entries))]
         # Of these there may be many: first among themselves.
-        tallies: dict[tuple[BaseBackend, str, bool], Tally] = {}
+        tallies: dict[tuple[BaseBackend, str, bool, bool], Tally] = {}
         for entry in entries:
             if len(entry) == 2:
                 ledger = self._ledger_of(entry[0])
@@ -234,17 +234,19 @@ class Journal:
                     ledger.note(entry[1])
                 continue
             backend, _, _, seconds, was_released = entry
+            is_first = True
             for pattern in patterns_in(entry):
-                of = (backend, pattern, was_released)
+                of = (backend, pattern, was_released, is_first)
+                is_first = False
                 tally = tallies.get(of)
                 if tally is None:
                     tally = tallies[of] = Tally()
                 tally.add(seconds)
-        for (backend, pattern, was_released), tally in tallies.items():
+        for (backend, pattern, was_released, is_first), tally in tallies.items():
             ledger = self._ledger_of(backend)
             if ledger is not None:
                 count = ledger.cells.released if was_released else ledger.cells.granted
-                count(backend.alias, pattern, at, tally)
+                count(backend.alias, pattern, at, tally, in_total=is_first)
         overflow, self._overflow = self._overflow, Counter()
         for backend, count_ in overflow.items():
             ledger = self._ledger_of(backend)

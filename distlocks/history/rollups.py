@@ -89,9 +89,11 @@ class Cells:
     def __len__(self) -> int:
         return len(self._cells)
 
-    def add(self, alias: str, pattern: str, at: float) -> Iterator[Cell]:
-        """Where to count something that has happened now: in up to four
-        cells."""
+    def add(self, alias: str, pattern: str, at: float, *, in_total: bool = True) -> Iterator[Cell]:
+        """Where to count something that has happened now: in up to four cells.
+
+        In that of all patterns only where it is not there yet: it may be about several patterns.
+        """
         hour = int(at) // HOUR
         known = self._patterns[hour]
         if pattern not in known:
@@ -103,7 +105,7 @@ class Cells:
         for span in SPANS:
             began = int(at) // span * span
             # What is about no key is of no pattern, and must not be counted twice.
-            for name in (TOTAL, pattern) if pattern else (TOTAL,):
+            for name in [TOTAL] * in_total + [pattern] * bool(pattern):
                 key = CellKey(alias, began, span, name)
                 cell = self._cells.get(key)
                 if cell is None:
@@ -113,16 +115,20 @@ class Cells:
                     cell = self._cells[key] = Cell()
                 yield cell
 
-    def granted(self, alias: str, pattern: str, at: float, waits: Tally) -> None:
+    def granted(
+        self, alias: str, pattern: str, at: float, waits: Tally, *, in_total: bool = True
+    ) -> None:
         """Count grants that took so long."""
-        for cell in self.add(alias, pattern, at):
+        for cell in self.add(alias, pattern, at, in_total=in_total):
             cell.counts["acquired"] += sum(waits.counts)
             cell.waited = [a + b for a, b in zip(cell.waited, waits.counts, strict=True)]
             cell.wait_seconds += waits.seconds
 
-    def released(self, alias: str, pattern: str, at: float, holds: Tally) -> None:
+    def released(
+        self, alias: str, pattern: str, at: float, holds: Tally, *, in_total: bool = True
+    ) -> None:
         """Count leases that were held for so long."""
-        for cell in self.add(alias, pattern, at):
+        for cell in self.add(alias, pattern, at, in_total=in_total):
             cell.held = [a + b for a, b in zip(cell.held, holds.counts, strict=True)]
             cell.hold_seconds += holds.seconds
 

@@ -59,6 +59,13 @@ class TestOrdinary:
         counted = history.counted(f"{key[:20]}:*")
         assert (counted["acquired"], counted["contended"]) == (2, 2)
 
+    def test_keys_of_several_patterns_are_one_lock(self, history: History, key: str) -> None:
+        with db_lock(f"{key[:20]}:a", f"{key[:20]}:b"):
+            pass
+        assert history.counted("")["acquired"] == 1
+        for name in "ab":
+            assert history.counted(f"{key[:20]}:{name}")["acquired"] == 1
+
     def test_several_processes_add_up(self, history: History, key: str) -> None:
         """Threads stand for them: each writes what it has counted, over a connection of its own,
         in one moment."""
