@@ -266,7 +266,15 @@ class Acquisition:
         until = self.sent + self.ttl
         if isinstance(error, BackendUnavailable):
             error.keys = self.keys
-            self._note(facts.ERROR, reason=str(error), waited=lease_now() - self.started)
+            journal.note(
+                facts.ERROR,
+                self.backend,
+                self.keys[:1],
+                self.patterns,
+                who=Who.asks(self.request),
+                reason=str(error),
+                waited=lease_now() - self.started,
+            )
             if self.attempt:
                 # The store may still have its place in a queue, and keep others waiting for it.
                 until = max(until, self.sent + PLACE_LASTS)

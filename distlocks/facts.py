@@ -107,6 +107,16 @@ class Fact:
     waited: float | None = None
     held: float | None = None
     reason: str = ""
+    # Of what has happened to several keys at once, the first is counted in the totals.
+    is_first: bool = True
+
+
+def shown_text(text: str) -> str:
+    """A reason as every table can keep it."""
+    if text.isprintable():
+        return text
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def first_of(holders: Iterable[Holder]) -> Who | None:

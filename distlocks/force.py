@@ -40,6 +40,8 @@ def force_release(
     `reason` and `by` (who has decided it) are kept in the history and the log.
     """
     store = locks[backend]
+    # From a terminal or a form, and to be kept and logged.
+    reason, by = facts.shown_text(reason), facts.shown_text(by)
     for alias in store.params.guard_databases:
         if len(connections[alias].atomic_blocks) > testcase_depth(connections[alias]):
             raise NotSupported(

@@ -14,6 +14,7 @@ from .claims import INTENTION, Extension, Grant, Request, to_us
 from .clock import lease_now
 from .facts import Who
 from .history.journal import journal
+from .history.waits import waits
 from .identity import pid
 from .keys import Key
 from .recording import recorder
@@ -239,8 +240,7 @@ class HeldLease:
         """Note that the store has it no more, and whether it was ours until then."""
         if not ours:
             self.lose("the store had it no more when it was released")
-        self._given_back = True
-        renewer.discard(self)
+        self._forget()
         if self.backend.recorded or journal.observers:
             held = lease_now() - self._began
             journal.put((self.backend, self.keys, self._patterns, held, True))
@@ -255,7 +255,12 @@ class HeldLease:
 
     def drop(self) -> None:
         """Forget a lease that its caller will never see."""
+        self._forget()
+
+    def _forget(self) -> None:
         self._given_back = True
+        if self._grant.in_transaction:
+            waits.in_transactions.pop(self.owner_id, None)
         renewer.discard(self)
 
     # Who is told

@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import threading
+import weakref
 from functools import lru_cache
 
 
@@ -60,14 +61,24 @@ def pid() -> int:
     return _process.pid
 
 
+_numbers = itertools.count(1)
+_threads = threading.local()
+_tasks: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+
 def unit() -> tuple[str, int]:
-    """The running asyncio task, else the thread: its name, and what no other that runs now has in
-    this process."""
+    """The running asyncio task, else the thread: its name, and a number that no other ever has in
+    this process: the system's own are used again."""
     task = current_task()
     if task is not None:
-        return _shown(task.get_name()), id(task)  # type: ignore[attr-defined]
-    thread = threading.current_thread()
-    return _shown(thread.name), thread.ident or 0
+        number = _tasks.get(task)
+        if number is None:
+            number = _tasks[task] = next(_numbers)
+        return _shown(task.get_name()), number  # type: ignore[attr-defined]
+    number = getattr(_threads, "number", None)
+    if number is None:
+        number = _threads.number = next(_numbers)
+    return _shown(threading.current_thread().name), number
 
 
 def current_task() -> object | None:

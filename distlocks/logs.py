@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from .claims import Holder
@@ -35,16 +36,19 @@ def event(
     """
     if not logger.isEnabledFor(level):
         return
-    about = {"event": kind, "backend": backend, "keys": list(map(shown, keys))[:MAX_KEYS], **fields}
-    logger.log(
-        level,
-        message,
-        *args,
-        exc_info=exc_info,
-        extra={PREFIX + name: value for name, value in about.items() if value is not None},
-        # Whoever calls this has seen it.
-        stacklevel=2,
-    )
+    named = list(map(shown, keys))[:MAX_KEYS]
+    about: dict[str, Any] = {"event": kind, "backend": backend, "keys": named, **fields}
+    # A filter of the project's that raises must fail neither a lock nor the thread that renews.
+    with suppress(Exception):
+        logger.log(
+            level,
+            message,
+            *args,
+            exc_info=exc_info,
+            extra={PREFIX + name: value for name, value in about.items() if value is not None},
+            # Whoever calls this has seen it.
+            stacklevel=2,
+        )
 
 
 def of(holder: Holder) -> dict[str, Any]:

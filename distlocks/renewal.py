@@ -13,6 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ from .waiting import renewal_due, renewal_retry
 
 if TYPE_CHECKING:
     from .renewable import Releasable, Renewable
+
+logger = logging.getLogger("distlocks")
 
 # Seconds: how finely moments are told apart.
 TICK = 0.05
@@ -195,8 +198,10 @@ class Renewer:
     def _wake_before(self, at: float) -> None:
         """Make sure that the thread looks again at `at`, at the latest. Under the condition."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="distlocks-renewer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="distlocks-renewer", daemon=True)
+            # If it cannot be started, the next lease tries again.
+            thread.start()
+            self._thread = thread
         elif at < self._planned:
             self._condition.notify_all()
 
@@ -228,9 +233,14 @@ class Renewer:
                     self._condition.wait(max(self._planned - now, 0.0))
                     self._planned = -math.inf
                     continue
-            for lease in retries:
-                self.release_soon(lease)
-            self._act(due, now)
+            try:
+                for lease in retries:
+                    self.release_soon(lease)
+                self._act(due, now)
+            except Exception:
+                # Without this thread no lease of the process would be kept any more.
+                with suppress(Exception):
+                    logger.exception("The renewal of locks has failed once; it goes on")
 
     def _take_retries(self, now: float) -> list[Releasable]:
         due = []

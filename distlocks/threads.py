@@ -70,16 +70,7 @@ class JobThreads:
                 job()
             except BaseException as error:
                 # Even what is meant to end a thread: others depend on this one.
-                logs.event(
-                    logging.ERROR,
-                    "job_failed",
-                    "",
-                    (),
-                    "A job of the thread %s failed",
-                    self._name,
-                    exc_info=error,
-                    thread=self._name,
-                )
+                self._log(error)
             # The next wait must not keep alive what the job refers to.
             del job
 
@@ -88,5 +79,20 @@ class JobThreads:
             try:
                 return jobs.get(timeout=1.0)
             except queue.Empty:
-                self._when_idle()
+                try:
+                    self._when_idle()
+                except Exception as error:
+                    self._log(error)
         return jobs.get()
+
+    def _log(self, error: BaseException) -> None:
+        logs.event(
+            logging.ERROR,
+            "job_failed",
+            "",
+            (),
+            "A job of the thread %s failed",
+            self._name,
+            exc_info=error,
+            thread=self._name,
+        )

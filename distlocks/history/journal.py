@@ -114,14 +114,17 @@ class Journal:
         if not self.wants(backend):
             return
         at = time.time()
+        if reason := about.get("reason"):
+            about["reason"] = facts.shown_text(str(reason))
         pattern = patterns[0] if patterns is not None and len(patterns) == 1 else ""
-        for name in names_of(keys) or [""]:
+        for number, name in enumerate(names_of(keys) or [""]):
             fact = Fact(
                 kind=kind,
                 alias=backend.alias,
                 at=at,
                 name=name,
                 pattern=pattern,
+                is_first=not number,
                 **about,  # type: ignore[arg-type]
             )
             self.put((backend, fact))
@@ -168,19 +171,21 @@ class Journal:
         with self._condition:
             if self._awake:
                 return
-            self._thread = threading.Thread(target=self._run, name="distlocks-history", daemon=True)
+            thread = threading.Thread(target=self._run, name="distlocks-history", daemon=True)
+            self._thread, before = thread, self._thread
             try:
-                self._thread.start()
+                thread.start()
             except RuntimeError:
                 # At the very end of the interpreter it is too late for new threads.
+                self._thread = before
                 return
             self._awake = True
 
     def _run(self) -> None:
         busy_at = time.monotonic()
-        while True:
+        while self._thread is threading.current_thread():
             with self._condition:
-                if self._asked == self._served:
+                if self._asked <= self._served:
                     self._condition.wait(LOOK_EVERY)
                 asked = self._asked
             try:
@@ -275,6 +280,13 @@ class Journal:
         """Write, in this thread, all that has happened so far; whether that could be done."""
         self.look(all_of_it=True)
         return not any(ledger.owed for ledger in self._ledgers.values())
+
+    def forget(self) -> None:
+        """Drop what has not been written."""
+        with self._looking:
+            self._entries.clear()
+            self._overflow.clear()
+            self._ledgers.clear()
 
     def finish(self, timeout: float) -> None:
         """Have the thread write what there is, in so many seconds."""

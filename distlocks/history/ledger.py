@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 
-from django.db import connections
+from django.db import DataError, connections
 
 from .. import facts, logs
 from ..facts import Fact
+from ..keys import key_of
 from ..patterns import pattern_of
 from . import tables
 from .rollups import COUNTERS, Cells
@@ -56,7 +57,7 @@ class Ledger:
         pattern = fact.pattern or pattern_of(fact.name)
         counter = COUNTERS.get(fact.kind)
         if counter is not None:
-            self.cells.count(counter, fact.alias, pattern, fact.at)
+            self.cells.count(counter, fact.alias, pattern, fact.at, in_total=fact.is_first)
         is_ordinary = fact.kind in facts.ORDINARY
         queue = self.ordinary if is_ordinary else self.others
         if len(queue) >= (MAX_ORDINARY if is_ordinary else MAX_OTHERS):
@@ -80,6 +81,7 @@ class Ledger:
         if now < self.retry_at and not all_of_it:
             return
         try:
+            tables.prepare(self.database)
             self._write_events()
             if now >= self.add_at or all_of_it:
                 self.add_at = now + ADD_EVERY
@@ -107,9 +109,28 @@ class Ledger:
         for queue in (self.others, self.ordinary):
             while queue:
                 page = [queue[index] for index in range(min(len(queue), ORDINARY_AT_ONCE))]
-                tables.write_events(self.database, page)
+                try:
+                    tables.write_events(self.database, page)
+                except (DataError, ValueError):
+                    self._write_one_by_one(page)
                 for _ in page:
                     queue.popleft()
+
+    def _write_one_by_one(self, page: list[Fact]) -> None:
+        """One of them cannot be kept: it is not to keep the others from it."""
+        for fact in page:
+            try:
+                tables.write_events(self.database, [fact])
+            except (DataError, ValueError) as error:
+                self.drop(fact.alias, fact.pattern or pattern_of(fact.name), fact.at)
+                logs.event(
+                    logging.WARNING,
+                    "history_dropped",
+                    fact.alias,
+                    [key_of(fact.name)] if fact.name else (),
+                    "What has happened to a lock cannot be kept: %s",
+                    error,
+                )
 
     def _write_cells(self) -> None:
         cells = self.cells.take()

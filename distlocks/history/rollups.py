@@ -132,9 +132,18 @@ class Cells:
             cell.held = [a + b for a, b in zip(cell.held, holds.counts, strict=True)]
             cell.hold_seconds += holds.seconds
 
-    def count(self, counter: str, alias: str, pattern: str, at: float, times: int = 1) -> None:
+    def count(
+        self,
+        counter: str,
+        alias: str,
+        pattern: str,
+        at: float,
+        times: int = 1,
+        *,
+        in_total: bool = True,
+    ) -> None:
         """Add to one of COUNTED."""
-        for cell in self.add(alias, pattern, at):
+        for cell in self.add(alias, pattern, at, in_total=in_total):
             cell.counts[counter] += times
 
     def take(self) -> list[tuple[CellKey, Cell]]:

@@ -36,6 +36,13 @@ def moment(at: float) -> datetime:
     return datetime.fromtimestamp(at, UTC) if settings.USE_TZ else datetime.fromtimestamp(at)
 
 
+def prepare(using: str) -> None:
+    """Have what is written committed, also where the settings say that users commit by hand."""
+    connection = connections[using]
+    if not (connection.settings_dict["AUTOCOMMIT"] or connection.in_atomic_block):
+        connection.set_autocommit(True)
+
+
 def write_events(using: str, facts: Iterable[Fact]) -> None:
     """Add a row for each."""
     from ..models import LockEvent

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from django.db import connections
 
 from .. import facts, logs
-from ..claims import MICROSECOND, Denial, Request, to_us
+from ..claims import MICROSECOND, PERMIT, Denial, Request, to_us
 from ..clock import lease_now
 from ..exceptions import DistlocksError
 from ..facts import Who
-from ..keys import check_key, key_of
+from ..keys import key_of
 from . import tables
 from .cycles import circles
 from .journal import journal, names_of
@@ -94,8 +94,9 @@ class Waits:
         self._gone: dict[str, set[str]] = {}
         self._tell_at: dict[str, float] = {}
         # Circles that were there at the last look, and those that have been told of.
-        self._seen: set[tuple[str, ...]] = set()
-        self._known: set[tuple[str, ...]] = set()
+        # By database.
+        self._seen: dict[str, set[tuple[str, ...]]] = {}
+        self._known: dict[str, set[tuple[str, ...]]] = {}
         # Leases that nothing else in this process has a list of: they need no renewal.
         self.in_transactions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -149,6 +150,7 @@ class Waits:
                     asked[waiting.backend] = MAX_ASKED
             rows[row.owner_id] = row
             told_as[row.owner_id] = waiting
+        tables.prepare(database)
         gone = self._gone.pop(database, set())
         try:
             tables.publish(database, list(rows.values()), gone - rows.keys())
@@ -167,15 +169,16 @@ class Waits:
         waiters = told(database, holding=True)
         there = set(circles_of(waiters))
         # Who has just got what it waited for is not in one: what is there twice, is.
-        for circle in there & self._seen - self._known:
-            self._known.add(circle)
+        known = self._known.setdefault(database, set())
+        for circle in there & self._seen.get(database, set()) - known:
+            known.add(circle)
             # Of all processes that see it, one tells.
             first = ours.get(circle[0])
             if first is not None:
                 by_owner = {waiter.owner_id: waiter for waiter in waiters}
                 self._report([by_owner[owner] for owner in circle], first.backend)
-        self._seen = there
-        self._known &= there
+        self._seen[database] = there
+        known &= there
 
     def _report(self, members: list[LockWaiter], backend: BaseBackend) -> None:
         """Tell that these wait for each other; the first of them for a lock of the backend."""
@@ -245,14 +248,10 @@ def _row(waiting: Waiting, held: list[Held]) -> LockWaiter | None:
 def _ask_who_is_in_the_way(backend: BaseBackend, row: LockWaiter) -> bool:
     """Note who holds now what the waiter wants; False if the store does not say."""
     try:
-        holders = backend.holders(row.key, limit=MAX_ASKED)
+        holders = backend.holders_of(row.key, limit=MAX_ASKED)
     except DistlocksError:
         return False
-    row.blockers = [
-        holder.owner_id
-        for holder in holders
-        if holder.owner_id and check_key(holder.key) == row.key
-    ]
+    row.blockers = [holder.owner_id for holder in holders if holder.owner_id]
     return True
 
 
@@ -271,14 +270,15 @@ def circles_of(waiters: Iterable[LockWaiter]) -> list[tuple[str, ...]]:
     """Which of them wait for each other, by owner id."""
     waiters = list(waiters)
     holder_of = {held["owner_id"]: waiter.owner_id for waiter in waiters for held in waiter.holds}
-    return circles(
-        {
-            waiter.owner_id: {
-                holder_of[blocker] for blocker in waiter.blockers if blocker in holder_of
-            }
-            for waiter in waiters
+    waits_for: dict[str, set[str]] = {}
+    for waiter in waiters:
+        waits_for[waiter.owner_id] = {
+            holder_of[blocker] for blocker in waiter.blockers if blocker in holder_of
         }
-    )
+        if waiter.mode == PERMIT and not holder_of.keys() >= set(waiter.blockers):
+            # Whichever of them is done lets it go on, and one works.
+            waits_for[waiter.owner_id] = set()
+    return circles(waits_for)
 
 
 def description(circle: Iterable[LockWaiter]) -> str:

@@ -62,6 +62,8 @@ class Keeper:
         self.until = until
         self.grace = grace
         self.pid = 0
+        # Signals for the command that came before it was there.
+        self.early: list[int] = []
         # Its exit status, once it has ended; others of its group may go on.
         self.status: int | None = None
         # When the group is killed, once it was asked to end because of the lease.
@@ -85,11 +87,19 @@ class Keeper:
         # reads our output from a pipe, a pager, may want the terminal for itself.
         with contextlib.suppress(OSError):
             self.has_terminal = os.isatty(1) and os.tcgetpgrp(0) == os.getpgrp()
+        while self.told is not None and select.select([self.told], [], [], 0)[0]:
+            self.listen()
+        if self.kill_at is not None or now() >= self.until - self.grace:
+            # The lease has ended before the command could begin.
+            self.tell("ended", 0, 1)
+            return
         error = self.start(command, before)
         if error:
             self.tell("failed", error)
             return
         self.tell("started", self.pid)
+        for number in self.early:
+            self.send(number)
         while not self.is_over:
             sources: list[Any] = [woken] if self.told is None else [woken, self.told]
             ready, _, _ = select.select(sources, [], [], self.sleep())
@@ -217,6 +227,9 @@ class Keeper:
 
     def send(self, number: int) -> bool:
         """Send a signal to all of the group; whether there is anybody."""
+        if not self.pid:
+            self.early.append(number)
+            return False
         if self.is_over:
             # Its number may be somebody else's by now.
             return False

@@ -53,11 +53,14 @@ class Kept:
         self._command = command[0]
         words = (str(theirs.fileno()), repr(until), repr(grace), *command)
         try:
+            theirs.set_inheritable(True)
             # Isolated, and without the site: it needs none of what is installed, and starts sooner.
+            # The command has all descriptors that were handed to us: "<(…)", a job server's.
+            # Python's own, and those of libraries, are closed on exec.
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(KEEPER), *words],
                 env=env,
-                pass_fds=(theirs.fileno(),),
+                close_fds=False,
             )
         except BaseException:
             ours.close()

@@ -4,6 +4,13 @@ The pytest fixtures `memory_locks` and `lock_clock` come with the installed pack
 """
 
 from .clock import FakeClock, fake_clock
-from .overrides import flush_events, flush_history, memory_locks
+from .overrides import flush_events, flush_history, forget_history, memory_locks
 
-__all__ = ["FakeClock", "fake_clock", "flush_events", "flush_history", "memory_locks"]
+__all__ = [
+    "FakeClock",
+    "fake_clock",
+    "flush_events",
+    "flush_history",
+    "forget_history",
+    "memory_locks",
+]

@@ -60,3 +60,8 @@ def flush_history() -> None:
     """
     if not journal.flush():
         raise RuntimeError("The history of locks could not be written: see the log.")
+
+
+def forget_history() -> None:
+    """Drop what has happened and has not been written: for the start of a test that looks at it."""
+    journal.forget()

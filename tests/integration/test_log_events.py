@@ -3,7 +3,6 @@
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,11 +29,11 @@ from distlocks.backends.fastpath.row import DRAIN, Row
 from distlocks.backends.memory import MemoryBackend
 from distlocks.backends.redis.turns import Turns
 from distlocks.backends.wakeups import Wakeups
-from distlocks.claims import EXCLUSIVE, Denial, Extended, Request
+from distlocks.claims import Extended
 from distlocks.facts import Fact
 from distlocks.history import tables
 from distlocks.history.journal import Journal, Ledger
-from distlocks.history.waits import Waiting, waits
+from distlocks.history.waits import waits
 from distlocks.identity import host, pid
 from distlocks.models import Lock, LockWaiter
 from distlocks.renewal import renewer
@@ -233,22 +232,7 @@ def waiter(owner_id: str, wants: str, holds: str) -> LockWaiter:
 
 
 def test_a_circle(events: Events) -> None:
-    backend = locks["default"]
-    waiting = Waiting(
-        backend=backend,
-        mode=EXCLUSIVE,
-        unit=1,
-        started=0.0,
-        since=time.time(),
-        gives_up=None,
-        denial=Denial(key="b"),
-        request=Request(claims=(), owner_id="1", ttl_us=1),
-    )
-    waits._current.add(waiting)
-    try:
-        waits._report(("1", "2"), {"1": waiter("1", "b", "a"), "2": waiter("2", "a", "b")})
-    finally:
-        waits._current.discard(waiting)
+    waits._report([waiter("1", "b", "a"), waiter("2", "a", "b")], locks["default"])
     assert events() == [
         {
             "event": "cycle",
@@ -262,7 +246,7 @@ def test_a_circle(events: Events) -> None:
 def test_a_history_that_cannot_be_written(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once when it begins and once when it is over."""
     monkeypatch.setattr(
-        "distlocks.history.journal.connections", {"default": SimpleNamespace(close=int)}
+        "distlocks.history.ledger.connections", {"default": SimpleNamespace(close=int)}
     )
     monkeypatch.setattr(tables, "add_up", lambda *_: None)
     ledger = Ledger("default")

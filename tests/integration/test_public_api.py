@@ -169,6 +169,7 @@ def test_the_tools_for_tests() -> None:
         "fake_clock",
         "flush_events",
         "flush_history",
+        "forget_history",
         "memory_locks",
     ]
 

@@ -8,6 +8,16 @@ from distlocks import identity
 from tests.servers.children import Spawner
 
 
+def test_a_thread_has_a_number_that_no_other_ever_has() -> None:
+    numbers: list[int] = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: numbers.append(identity.unit()[1]))
+        thread.start()
+        thread.join()
+    assert len({*numbers, identity.unit()[1]}) == 4
+    assert identity.unit() == identity.unit()
+
+
 def test_no_two_acquires_have_one_owner_id() -> None:
     barrier = threading.Barrier(4)
 

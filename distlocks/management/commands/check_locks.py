@@ -14,7 +14,8 @@ from django.db.models import Sum
 from ... import facts
 from ...claims import INTENTION
 from ...handler import locks
-from ...history.rollups import MINUTE, TOTAL
+from ...history.pruning import MINUTES_KEPT
+from ...history.rollups import HOUR, MINUTE, TOTAL
 from ..arguments import (
     add_backends,
     chosen_aliases,
@@ -235,13 +236,15 @@ def check_counters(findings: Findings, aliases: list[str], options: dict[str, An
 
     sums: Counter[str] = Counter()
     columns = [column for column, _, _ in COUNTED.values()]
+    # Minutes are not kept for long.
+    span = MINUTE if options["within"] <= MINUTES_KEPT * 86400 / 2 else HOUR
     for database, backends in databases_of([locks[alias] for alias in aliases]).items():
         rows = LockRollup.objects.using(database).filter(
-            span=MINUTE,
+            span=span,
             pattern=TOTAL,
             backend__in=[backend.alias for backend in backends],
-            # A minute that has begun before is one of those that count.
-            began__gt=time.time() - options["within"] - MINUTE,
+            # One that has begun before is one of those that count.
+            began__gt=time.time() - options["within"] - span,
         )
         try:
             found = rows.aggregate(**{f"all_{column}": Sum(column) for column in columns})

@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error as DatabaseFault
+from django.db import connections
 
 from ... import facts
 from ...backends.base import BaseBackend
@@ -75,14 +77,18 @@ class Command(BaseCommand):
             return
         with stop_on_signal() as stopped:
             while not stopped.is_set():
-                try:
-                    for backend in backends:
-                        self._sweep(backend, options, stopped.is_set)
-                    self._sweep_guards(backends, options)
-                    self._prune_history(options)
-                except CommandError as error:
-                    # A service outlives its database's restart.
-                    self.stderr.write(self.style.ERROR(str(error)))
+                steps: list[Callable[[], None]] = [
+                    partial(self._sweep, backend, options, stopped.is_set) for backend in backends
+                ]
+                steps.append(partial(self._sweep_guards, backends, options))
+                steps.append(partial(self._prune_history, options))
+                for step in steps:
+                    try:
+                        step()
+                    except CommandError as error:
+                        # A service outlives its database's restart, and sweeps the others.
+                        self.stderr.write(self.style.ERROR(str(error)))
+                connections.close_all()
                 stopped.wait(options["interval"])
         recorder.flush()
         self.stdout.write("Stopped.")
@@ -153,7 +159,7 @@ class Command(BaseCommand):
                 deleted = sweep_guards(
                     alias, batch_size=options["batch_size"], dry_run=options["dry_run"]
                 )
-            except DatabaseError as error:
+            except DatabaseFault as error:
                 raise CommandError(f"The guards on the database {alias!r}: {error}") from error
             verb = "would delete" if options["dry_run"] else "deleted"
             self.stdout.write(f"guards on {alias}: {verb} {deleted}.")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections
+from django.db import DataError, connections
 
 from distlocks import Lease, LeaseLost, LockTimeout, db_lock, force_release, locks
 from distlocks.history import journal as module
@@ -16,6 +16,7 @@ from distlocks.history.journal import journal
 from distlocks.history.rollups import Cells, Tally
 from distlocks.models import LockEvent, LockRollup
 from tests.integration.history.conftest import History
+from tests.servers.children import Spawner
 from tests.waiting import eventually
 
 
@@ -177,6 +178,13 @@ class TestTrouble:
         assert event.label == "gone"
         assert history.counted(module.pattern_of(key))["expired"] == 1
 
+    def test_a_lease_of_several_keys_is_lost_once(self, history: History, key: str) -> None:
+        lease = db_lock(f"{key}:a", f"{key}:b").acquire()
+        lease.lose("the test says so")
+        lease.drop()
+        assert history.kinds(f"{key}:a") == history.kinds(f"{key}:b") == ["lost"]
+        assert history.counted("")["lost"] == 1
+
     def test_a_store_that_does_not_answer(
         self, history: History, key: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -191,6 +199,50 @@ class TestTrouble:
         (event,) = history.events(key)
         assert (event.kind, event.reason) == ("error", "The store is down.")
         assert history.counted(module.pattern_of(key))["errors"] == 1
+
+
+class TestUnkeepable:
+    def test_a_reason_with_characters_that_no_table_keeps(self, history: History, key: str) -> None:
+        db_lock(key).acquire()
+        force_release(key, reason="bad \udcff\x00 bytes")
+        (event,) = history.events(key, "forced")
+        assert event.reason == "bad \\udcff\\x00 bytes"
+
+    def test_one_that_cannot_be_written_keeps_no_other_from_it(
+        self, history: History, key: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = tables.write_events
+
+        def refuse(using: str, facts: Any) -> None:
+            if any(fact.name.endswith("bad") for fact in facts):
+                raise DataError("invalid byte sequence")
+            write(using, facts)
+
+        monkeypatch.setattr(tables, "write_events", refuse)
+        for name in ("good", "bad", "fine"):
+            lease = db_lock(f"{key}:{name}").acquire()
+            force_release(f"{key}:{name}")
+            lease.drop()
+        kept = [history.kinds(f"{key}:{name}") for name in ("good", "bad", "fine")]
+        assert kept == [["forced"], [], ["forced"]]
+        assert history.counted("")["dropped"] == 1
+
+    def test_where_users_commit_by_hand(self, history: History, key: str, spawn: Spawner) -> None:
+        """The journal's connection commits, and holds no writer lock between two looks."""
+        script = """
+        from django.db import connections
+        for alias in connections:
+            connections[alias].settings_dict["AUTOCOMMIT"] = False
+        from distlocks import db_lock
+        held = db_lock(key).acquire()
+        assert db_lock(key, timeout=0).try_acquire() is None
+        print("done")
+        input()
+        """
+        child = spawn(script, key=key, env={"DISTLOCKS_TEST_HISTORY": history.using})
+        child.expect("done")
+        eventually(lambda: history.kinds(key) == ["contended"])
+        child.kill()
 
 
 class TestTooMuch:

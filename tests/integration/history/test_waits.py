@@ -209,3 +209,20 @@ def test_a_circle_is_a_signal_and_one_line_in_the_log(
     finally:
         cycle_found.disconnect(listen)
         waits._reset()
+
+
+def row(owner: str, *blockers: str, holds: tuple[str, ...] = (), mode: str = "exclusive") -> Any:
+    return LockWaiter(
+        owner_id=owner,
+        blockers=list(blockers),
+        mode=mode,
+        holds=[{"owner_id": held, "backend": "default", "keys": [held]} for held in holds],
+    )
+
+
+def test_a_permit_that_somebody_who_works_may_give_back_is_in_no_circle() -> None:
+    first = row("p1", "of p2", "of p3", holds=("of p1",), mode="permit")
+    second = row("p2", "of p1", holds=("of p2",))
+    assert module.circles_of([first, second]) == []
+    third = row("p3", "of p1", holds=("of p3",))
+    assert module.circles_of([first, second, third]) == [("p1", "p2"), ("p1", "p3")]
