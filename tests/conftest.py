@@ -11,7 +11,7 @@ from django.test.utils import setup_databases
 from pytest_django import DjangoDbBlocker
 
 from distlocks import Lease
-from distlocks.history.journal import journal
+from distlocks.history.journal import Journal, journal
 from distlocks.history.waits import waits
 from distlocks.renewal import renewer
 from tests.servers import session
@@ -55,6 +55,15 @@ def databases(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iter
         assert not any(one.execute_wrappers for one in connections.all(initialized_only=True))
         # A connection that the test broke, or left in a transaction, is not the next test's.
         connections.close_all()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def nothing_is_written_beside_a_test() -> Iterator[None]:
+    """Also where a test has it that no test is run: the history is written by who asks for it, and
+    by the processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "wake", lambda self: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
