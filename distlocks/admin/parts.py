@@ -60,7 +60,7 @@ class AdminPage(View):
     title: ClassVar[str | _StrPromise] = ""
     template_name: ClassVar[str] = ""
     # Which of the model's permissions the page asks for.
-    permission: ClassVar[str] = "view"
+    permissions: ClassVar[tuple[str, ...]] = ("view",)
     # Does it run in a transaction under ATOMIC_REQUESTS?
     atomic: ClassVar[bool] = True
     # Set by at().
@@ -77,7 +77,7 @@ class AdminPage(View):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         # The site's own wrapper has asked only whether it is staff.
-        if not self.may(self.permission):
+        if not all(map(self.may, self.permissions)):
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
 
