@@ -53,13 +53,13 @@ class Answer(Generic[T]):
         return self
 
     def _apart(self) -> None:
-        try:
-            asked: Answer[Any] | None = self
-            while asked is not None:
+        asked: Answer[Any] | None = self
+        while asked is not None:
+            try:
                 asked.ask()
-                asked = self._next()
-        finally:
-            connections.close_all()
+            finally:
+                connections.close_all()
+            asked = self._next()
 
     def _next(self) -> Answer[Any] | None:
         """Who has waited longest for this thread; without any, it is one less that asks."""
