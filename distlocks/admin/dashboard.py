@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +20,7 @@ from ..history import places
 from ..history.figures import RANGES, Figures, Summary, Window, summary
 from ..models import PHASES, LockRollup
 from . import wording
+from .addresses import url_of
 from .asked import State, as_name, as_text, local
 from .charts import Chart, charts
 from .health import Health, questions
@@ -117,7 +118,7 @@ class DashboardPage(AdminPage):
             return "", ""
         since, until = (as_text(at * MICROSECOND) for at in (self.window.since, self.window.until))
         when = State({"since": [since], "until": [until]}).link()
-        return reverse("admin:distlocks_lockevent_changelist"), when.removeprefix("?")
+        return url_of(self.request, "lockevent_changelist"), when.removeprefix("?")
 
     def _events(self, kinds: tuple[str, ...] = (), pattern: str = "") -> str:
         """The address of what was counted, in the history."""

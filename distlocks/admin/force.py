@@ -26,7 +26,7 @@ from ..force import force_release
 from ..handler import locks
 from ..keys import key_of
 from ..live.together import told
-from .addresses import from_address
+from .addresses import from_address, url_of
 from .live import STATES
 from .parts import AdminPage
 
@@ -102,13 +102,13 @@ class ForceRelease(AdminPage):
     atomic: ClassVar[bool] = False
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:distlocks_lock_changelist")
+        return redirect(url_of(request, "lock_changelist"))
 
     def post(self, request: HttpRequest) -> HttpResponse:
         targets = _targets(request.POST.getlist("lock"))
         if not targets:
             messages.warning(request, _("No lock was selected: nothing has been freed."))
-            return redirect("admin:distlocks_lock_changelist")
+            return redirect(url_of(request, "lock_changelist"))
         # Of the whole request: the server that waits for it does not ask for what it takes long.
         give_up = time.monotonic() + PATIENCE
         _look(targets, give_up)
@@ -142,10 +142,8 @@ class ForceRelease(AdminPage):
             # What was typed is not lost, and one click tries again.
             return self._ask(failed, form)
         if len(targets) == 1:
-            return redirect(
-                "admin:distlocks_lock_one", alias=targets[0].alias, name=targets[0].name
-            )
-        return redirect("admin:distlocks_lock_changelist")
+            return redirect(url_of(request, "lock_one", targets[0].alias, targets[0].name))
+        return redirect(url_of(request, "lock_changelist"))
 
     def _ask(self, targets: Sequence[Target], form: Reason) -> HttpResponse:
         return self.page(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
@@ -17,6 +17,7 @@ from ..history import places
 from ..history.events import Cursor, Wanted, every, page
 from ..models import EVENT_KINDS, LockEvent
 from . import wording
+from .addresses import url_of
 from .asked import NotAMoment, State, as_name, local, moment_us
 from .export import FORMATS, LIMIT, download
 from .parts import AdminPage, ReadOnly
@@ -121,7 +122,7 @@ class HistoryPage(AdminPage):
         state = asked.state
         aliases = list(conf.aliases())
         may_see_locks = request.user.has_perm("distlocks.view_lock")
-        links = Links(state, frozenset(aliases if may_see_locks else ()))
+        links = Links(request, state, frozenset(aliases if may_see_locks else ()))
         return self.page(
             rows=[links.row(event) for event in found.events],
             troubles=found.troubles,
@@ -169,6 +170,7 @@ class ExportPage(AdminPage):
 class Links:
     """Events as rows, with where they lead."""
 
+    request: HttpRequest
     state: State
     # Of which backends there are pages of one lock that the user may see.
     backends: frozenset[str]
@@ -200,7 +202,7 @@ class Links:
     def _lock(self, event: LockEvent) -> str:
         if not event.key or event.backend not in self.backends:
             return ""
-        return reverse("admin:distlocks_lock_one", args=[event.backend, event.key])
+        return url_of(self.request, "lock_one", event.backend, event.key)
 
 
 def _pairs(metadata: object) -> list[tuple[str, object]]:
@@ -220,7 +222,7 @@ def _who(host: object, pid: object, thread: object) -> str:
 
 def _dashboard(request: HttpRequest) -> str:
     may = request.user.has_perm("distlocks.view_lockrollup")
-    return reverse("admin:distlocks_lockrollup_changelist") if may else ""
+    return url_of(request, "lockrollup_changelist") if may else ""
 
 
 @admin.register(LockEvent)

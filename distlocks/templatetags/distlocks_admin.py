@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django import template
-from django.urls import reverse
+from django.template import RequestContext
 from django.utils.translation import gettext_lazy as _
 
 from ..facts import shown
@@ -48,10 +48,13 @@ def seconds(value: float) -> str:
     return duration(value) if value >= 60 else f"{value:.3g} s"
 
 
-@register.simple_tag
-def lock_url(alias: str, name: str) -> str:
+@register.simple_tag(takes_context=True)
+def lock_url(context: RequestContext, alias: str, name: str) -> str:
     """The page of one lock."""
-    return reverse("admin:distlocks_lock_one", args=[alias, name])
+    # Not above: Django imports tags also where there is no admin.
+    from ..admin.addresses import url_of
+
+    return url_of(context.request, "lock_one", alias, name)
 
 
 @register.filter
