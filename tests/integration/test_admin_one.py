@@ -3,8 +3,9 @@
 import html
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.conf import settings
@@ -50,6 +51,17 @@ def test_the_holder_with_all_that_is_known(admin_client: Client) -> None:
     for shown in ("olga", "items 3", "{'a': [1]}", lock.owner_id, str(lock.fencing_token)):
         assert shown in page
     assert "An efficiency lock" in page
+
+
+@override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
+def test_moments_are_local_without_time_zones_too(admin_client: Client) -> None:
+    lock = LockFactory(key="order:42")
+    since = datetime.fromtimestamp(lock.acquired_at / SECOND, ZoneInfo("Asia/Tokyo"))
+    page = text(one(admin_client, "order:42"))
+    assert f"Since {since:%Y-%m-%d %H:%M:%S}," in page
+    force = reverse("admin:distlocks_lock_force_release")
+    page = text(admin_client.post(force, {"lock": "default/order:42"}))
+    assert f"since {since:%Y-%m-%d %H:%M:%S}," in page
 
 
 @pytest.mark.parametrize("alias", ["default", "memory"])
