@@ -18,7 +18,7 @@ from ..history.events import Cursor, Wanted, every, page
 from ..models import EVENT_KINDS, LockEvent
 from . import wording
 from .addresses import url_of
-from .asked import NotAMoment, State, as_name, local, moment_us
+from .asked import EVER, STAR, NotAMoment, State, as_name, local, moment_us, of_key, without_nul
 from .export import FORMATS, LIMIT, download
 from .parts import AdminPage, ReadOnly
 
@@ -29,7 +29,6 @@ else:
 
 PAGE_SIZE = 50
 DEFAULT_SINCE = "24h"
-EVER = "all"
 QUICK = {
     "1h": _("1 hour"),
     "24h": _("24 hours"),
@@ -37,8 +36,6 @@ QUICK = {
     "30d": _("30 days"),
     EVER: _("all"),
 }
-# What stands for anything at the end of a key that is looked for.
-STAR = "*"
 NAMES = ("key", "kind", "backend", "pattern", "owner", "since", "until")
 
 
@@ -55,7 +52,10 @@ class Asked:
     @classmethod
     def read(cls, query: QueryDict) -> Asked:
         """From the parameters; what is wrong is told, and left out."""
-        values = {name: [as_name(one) for one in query.getlist(name) if one] for name in NAMES}
+        # Links to a key that reads like others of the form's say so.
+        is_exact = query.get("exact") == "1"
+        read = without_nul if is_exact else as_name
+        values = {name: [read(one) for one in query.getlist(name) if one] for name in NAMES}
         one = {name: found[-1] if found else "" for name, found in values.items()}
         errors: dict[str, str] = {}
         kinds = tuple(dict.fromkeys(kind for kind in values["kind"] if kind in EVENT_KINDS))
@@ -67,7 +67,9 @@ class Asked:
             since = moment_us(DEFAULT_SINCE)
         until = _moment("until", one["until"], errors) if one["until"] else None
         key = one["key"]
-        is_beginning = key.endswith(STAR)
+        is_beginning = key.endswith(STAR) and not is_exact
+        if is_exact:
+            values["exact"] = ["1"]
         shown = {**one, "since": since_text, "kind": kinds}
         shown |= {name: facts.shown(one[name]) for name in ("key", "pattern")}
         return cls(
@@ -89,7 +91,7 @@ class Asked:
     @property
     def is_filtered(self) -> bool:
         """Whether anything but the time is asked about."""
-        return any(name not in ("since", "until") for name in self.state.values)
+        return any(name not in ("since", "until", "exact") for name in self.state.values)
 
 
 def _moment(name: str, text: str, errors: dict[str, str]) -> int | None:
@@ -190,14 +192,16 @@ class Links:
             "pattern": facts.shown(event.pattern),
             "waited": wording.seconds(event.waited) if event.waited is not None else "",
             "held": wording.seconds(event.held) if event.held is not None else "",
-            "same_key": self.state.link(key=event.key) if event.key else "",
+            "same_key": self.state.link(**of_key(event.key)) if event.key else "",
             "same_pattern": self.state.link(pattern=event.pattern) if event.pattern else "",
             "same_owner": self._owner(event.key, event.owner_id),
             "other_owner": self._owner(event.key, str(other.get("owner_id") or "")),
         }
 
     def _owner(self, key: str, owner_id: str) -> str:
-        return self.state.link(key=key, owner=owner_id, kind=None) if key and owner_id else ""
+        if not (key and owner_id):
+            return ""
+        return self.state.link(**of_key(key), owner=owner_id, kind=None)
 
     def _lock(self, event: LockEvent) -> str:
         if not event.key or event.backend not in self.backends:

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client, override_settings
@@ -218,6 +219,36 @@ def test_the_last_week_is_told(admin_client: Client) -> None:
     for _ in range(60):
         event()
     assert len(one(admin_client, "order:42").context["past"].events) == 50
+
+
+@pytest.mark.parametrize("key", ["old", "a → b", "job*"])
+def test_all_of_its_history_is_a_click_away(admin_client: Client, key: str) -> None:
+    for name in (key, f"{key}:2", f"job{key}", "a\x1fb"):
+        at = timezone.now() - timedelta(days=3)
+        LockEvent.objects.create(at=at, kind="lost", backend="default", key=name, pattern=name)
+    page = html.unescape(one(admin_client, key).content.decode())
+    (link,) = re.findall(r'href="([^"]*)">All of its history', page)
+    rows = admin_client.get(link).context["rows"]
+    assert [row["event"].key for row in rows] == [key]
+    # From there, to its events again, and to those of its owner.
+    assert [
+        row["event"].key
+        for row in admin_client.get(
+            reverse("admin:distlocks_lockevent_changelist") + rows[0]["same_key"]
+        ).context["rows"]
+    ] == [key]
+
+
+def test_events_are_shown_to_who_may_see_the_history(client: Client) -> None:
+    event = {"kind": "lost", "backend": "default", "key": "a", "pattern": "a"}
+    LockEvent.objects.create(at=timezone.now(), reason="because", **event)
+    user = User.objects.create_user("somebody", is_staff=True)
+    for permissions, expected in ((["view_lock"], False), (["view_lock", "view_lockevent"], True)):
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client.force_login(user)
+        page = text(one(client, "a"))
+        assert ("because" in page) == ("The last week" in page) == expected
+        assert ("All of its history" in page) == expected
 
 
 def test_without_a_history(admin_client: Client) -> None:
