@@ -19,6 +19,7 @@ from ..claims import MICROSECOND
 from ..history import places
 from ..history.figures import RANGES, Figures, Summary, Window, summary
 from ..models import PHASES, LockRollup
+from ..patterns import OTHERS
 from . import wording
 from .addresses import url_of
 from .asked import State, as_name, as_text, local
@@ -122,9 +123,11 @@ class DashboardPage(AdminPage):
 
     def _events(self, kinds: tuple[str, ...] = (), pattern: str = "") -> str:
         """The address of what was counted, in the history."""
-        if not self.history:
+        pattern = pattern or self.pattern
+        # What is counted as others is there by its own pattern.
+        if not self.history or pattern == OTHERS:
             return ""
-        values = {"kind": kinds, "backend": [self.backend], "pattern": [pattern or self.pattern]}
+        values = {"kind": kinds, "backend": [self.backend], "pattern": [pattern]}
         state = State({key: value for key, value in values.items() if any(value)})
         return f"{self.history}{state.link()}&{self.when}".replace("?&", "?")
 

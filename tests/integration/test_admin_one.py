@@ -65,6 +65,14 @@ def test_moments_are_local_without_time_zones_too(admin_client: Client) -> None:
     assert f"since {since:%Y-%m-%d %H:%M:%S}," in page
 
 
+@override_settings(USE_THOUSAND_SEPARATOR=True)
+def test_numbers_that_count_nothing_have_no_separators(admin_client: Client) -> None:
+    lock = LockFactory(key="order:42", pid=4711, metadata={"run": 7654321})
+    page = text(one(admin_client, "order:42"))
+    for number in ("pid 4711", "run 7654321", str(lock.fencing_token)):
+        assert number in page
+
+
 @pytest.mark.parametrize("alias", ["default", "memory"])
 def test_a_key_that_several_have(admin_client: Client, alias: str) -> None:
     leases = [
