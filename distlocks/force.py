@@ -10,7 +10,7 @@ from . import facts, logs
 from .backends.base import BaseBackend
 from .claims import PERMIT, Holder
 from .conf import DEFAULT_ALIAS
-from .exceptions import NotSupported, StaleToken
+from .exceptions import BackendUnavailable, NotSupported, StaleToken
 from .facts import Who
 from .handler import locks
 from .history.journal import journal
@@ -37,6 +37,9 @@ def force_release(
     Raises BackendUnavailable if the store does not answer, and NotSupported inside a transaction
     on one of them: its rollback would take back the guard and not the release.
 
+    Where the key changes hands in between, its last holder's guard comes after: an error of that
+    one leaves the key free, and says who had it as its attribute `released`.
+
     `reason` and `by` (who has decided it) are kept in the history and the log.
     """
     store = locks[backend]
@@ -51,7 +54,13 @@ def force_release(
                 keys=(key,),
             )
     name = check_key(key)
-    refused = _refuse(store, name, store.holders_of(name, limit=FIRST_HOLDERS), 0)
+    try:
+        there = store.holders_of(name, limit=FIRST_HOLDERS)
+    except BackendUnavailable as error:
+        # It was only looked at.
+        error.in_doubt = False
+        raise
+    refused = _refuse(store, name, there, 0)
     held = store.force_release(name)
     for holder in held:
         told = "".join([f" by {by}" if by else "", f": {reason}" if reason else ""])
@@ -77,7 +86,12 @@ def force_release(
             reason=reason,
         )
     # It may have changed hands in between.
-    _refuse(store, name, held, refused)
+    try:
+        _refuse(store, name, held, refused)
+    except Exception as error:
+        # Or its caller would take the key for held.
+        error.released = held  # type: ignore[attr-defined]
+        raise
     return held
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from django.urls import register_converter
+from django.http import HttpRequest
+from django.urls import NoReverseMatch, register_converter, reverse
 
 from ..keys import SEPARATOR
 
@@ -50,6 +51,17 @@ class KeyName:
 
 register_converter(Alias, "distlocks_alias")
 register_converter(KeyName, "distlocks_key")
+
+
+def url_of(request: HttpRequest, page: str, *args: str) -> str:
+    """Where the page of this name is in the admin site that was asked: there may be several. Empty
+    where that one has no such page."""
+    match = request.resolver_match
+    site = match.namespace if match else None
+    try:
+        return reverse(f"admin:distlocks_{page}", args=args, current_app=site)
+    except NoReverseMatch:
+        return ""
 
 
 def address(alias: str, name: str) -> str:

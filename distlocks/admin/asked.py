@@ -18,6 +18,10 @@ from ..claims import EPOCH, from_us, to_us
 from ..keys import MAX_LENGTH, SEPARATOR
 
 ARROW = " → "
+# Since when, if since ever.
+EVER = "all"
+# What stands for anything at the end of a key that is looked for.
+STAR = "*"
 EARLIEST, LATEST = 1971, 2200
 UNITS = {"m": 60, "h": 3600, "d": 86400}
 _AGO = re.compile(r"([0-9]{1,6})([mhd])")
@@ -59,8 +63,17 @@ def moment_us(text: str) -> int:
 
 def as_name(text: str) -> str:
     """A key, or a pattern, as the tables have it, from how it is shown: see facts.shown()."""
-    # Databases refuse the character NUL.
-    return text[: 2 * MAX_LENGTH].replace("\0", "").replace(ARROW, SEPARATOR)
+    return without_nul(text).replace(ARROW, SEPARATOR)
+
+
+def without_nul(text: str) -> str:
+    """A text that databases do not refuse, and no longer than any that they have."""
+    return text[: 2 * MAX_LENGTH].replace("\0", "")
+
+
+def of_key(key: str) -> dict[str, str | None]:
+    """The parameters that ask the history for this very key, whatever may be read into it."""
+    return {"key": key, "exact": "1" if ARROW in key or key.endswith(STAR) else None}
 
 
 def local(at_us: int) -> datetime:

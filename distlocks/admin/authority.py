@@ -10,9 +10,8 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 
 from ..claims import MICROSECOND, from_us
-from ..handler import locks
 from ..models import LockAuthority
-from .parts import ReadOnly, database_of_locks, to_the_second
+from .parts import ReadOnly, database_of_locks, to_the_second, usable
 
 if TYPE_CHECKING:
     AuthoritiesAdmin = admin.ModelAdmin[LockAuthority]
@@ -22,7 +21,7 @@ else:
 
 def database_of_authorities() -> str:
     """The database in which fast paths agree on who grants: the first one's."""
-    backends: list[Any] = [backend for backend in locks.all() if backend.supports_authority]
+    backends: list[Any] = [backend for backend in usable() if backend.supports_authority]
     return backends[0].database.using if backends else database_of_locks()
 
 

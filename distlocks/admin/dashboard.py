@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils import formats, timezone
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
@@ -19,7 +19,9 @@ from ..claims import MICROSECOND
 from ..history import places
 from ..history.figures import RANGES, Figures, Summary, Window, summary
 from ..models import PHASES, LockRollup
+from ..patterns import OTHERS
 from . import wording
+from .addresses import url_of
 from .asked import State, as_name, as_text, local
 from .charts import Chart, charts
 from .health import Health, questions
@@ -117,13 +119,15 @@ class DashboardPage(AdminPage):
             return "", ""
         since, until = (as_text(at * MICROSECOND) for at in (self.window.since, self.window.until))
         when = State({"since": [since], "until": [until]}).link()
-        return reverse("admin:distlocks_lockevent_changelist"), when.removeprefix("?")
+        return url_of(self.request, "lockevent_changelist"), when.removeprefix("?")
 
     def _events(self, kinds: tuple[str, ...] = (), pattern: str = "") -> str:
         """The address of what was counted, in the history."""
-        if not self.history:
+        pattern = pattern or self.pattern
+        # What is counted as others is there by its own pattern.
+        if not self.history or pattern == OTHERS:
             return ""
-        values = {"kind": kinds, "backend": [self.backend], "pattern": [pattern or self.pattern]}
+        values = {"kind": kinds, "backend": [self.backend], "pattern": [pattern]}
         state = State({key: value for key, value in values.items() if any(value)})
         return f"{self.history}{state.link()}&{self.when}".replace("?&", "?")
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 
 from .. import facts
 from ..claims import from_us, to_us
-from ..history.events import Page
+from ..history.events import Cursor, Page
 from ..history.places import Trouble
 from ..keys import SEPARATOR
 from ..models import LockEvent
@@ -28,8 +28,8 @@ COLUMNS = (
     *("at", "kind", "key", "backend", "pattern", "owner_id", "fencing_token"),
     *("host", "pid", "thread", "label", "waited", "held", "reason", "other", "metadata"),
 )
-# With these a spreadsheet takes a text for a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+# With these a spreadsheet takes a text for a formula; East Asian ones, with the wide ones too.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 Pages = Iterable[Page]
 
@@ -66,7 +66,8 @@ def csv_lines(pages: Pages) -> Iterator[str]:
         last = page
         yield _emptied(buffer)
     if last is not None and last.older is not None and not last.troubles:
-        line([_("There are older ones: export again, until %s.") % as_text(last.older.at)])
+        text = _("There are older ones: export again, until %s.")
+        line([text % as_text(_past(last.older))])
     yield _emptied(buffer)
 
 
@@ -94,7 +95,8 @@ def json_lines(pages: Pages) -> Iterator[str]:
         wrong += [incomplete(trouble) for trouble in page.troubles]
         last = page
         yield "".join(lines)
-    older = last.older.at if last is not None and last.older is not None and not wrong else None
+    cut = last.older if last is not None and not wrong else None
+    older = _past(cut) if cut is not None else None
     rest = {
         "complete": older is None and not wrong,
         "older_than": from_us(older).isoformat() if older else None,
@@ -130,6 +132,11 @@ async def _sent_by_loop(lines: Iterator[str]) -> AsyncIterator[str]:
     ask = sync_to_async(lambda: next(lines, None))
     while (text := await ask()) is not None:
         yield text
+
+
+def _past(last: Cursor) -> int:
+    """Until when to ask for the rest: others of the last one's microsecond may be in it."""
+    return last.at + 1
 
 
 def incomplete(trouble: Trouble) -> str:

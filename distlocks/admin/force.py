@@ -12,7 +12,7 @@ from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
-from django.db import DatabaseError
+from django.db import Error as AnyDatabaseError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.translation import gettext as _
@@ -26,7 +26,7 @@ from ..force import force_release
 from ..handler import locks
 from ..keys import key_of
 from ..live.together import told
-from .addresses import from_address
+from .addresses import from_address, url_of
 from .live import STATES
 from .parts import AdminPage
 
@@ -66,10 +66,7 @@ class Target:
 
     def look(self) -> None:
         """See who has it now."""
-        try:
-            self.holders = locks[self.alias].holders_of(self.name, limit=NAMED + 1)
-        except Exception as error:
-            self.error = told(error)
+        self.holders = locks[self.alias].holders_of(self.name, limit=NAMED + 1)
         self.seen = fingerprint(self.holders)
 
     @property
@@ -99,20 +96,22 @@ class ForceRelease(AdminPage):
 
     title = gettext_lazy("Force-release locks")
     template_name = "admin/distlocks/lock/force_release.html"
-    permission = "force_release"
+    # It shows who has them, too.
+    permissions = ("view", "force_release")
     # Its rollback would take back the guards and not the release.
     atomic: ClassVar[bool] = False
 
     def get(self, request: HttpRequest) -> HttpResponse:
-        return redirect("admin:distlocks_lock_changelist")
+        return redirect(url_of(request, "lock_changelist"))
 
     def post(self, request: HttpRequest) -> HttpResponse:
         targets = _targets(request.POST.getlist("lock"))
         if not targets:
             messages.warning(request, _("No lock was selected: nothing has been freed."))
-            return redirect("admin:distlocks_lock_changelist")
-        for target in targets:
-            target.look()
+            return redirect(url_of(request, "lock_changelist"))
+        # Of the whole request: the server that waits for it does not ask for what it takes long.
+        give_up = time.monotonic() + PATIENCE
+        _look(targets, give_up)
         if request.POST.get("post") != "yes":
             return self._ask(targets, Reason())
         form = Reason(request.POST)
@@ -125,7 +124,7 @@ class ForceRelease(AdminPage):
             return self._ask(targets, form)
         if free:
             messages.info(request, _("Free already: %s.") % _names(free))
-        freed, failed = self._free(there, form.cleaned_data["reason"])
+        freed, failed = self._free(there, form.cleaned_data["reason"], give_up)
         if freed:
             count = len(freed)
             messages.success(
@@ -143,10 +142,8 @@ class ForceRelease(AdminPage):
             # What was typed is not lost, and one click tries again.
             return self._ask(failed, form)
         if len(targets) == 1:
-            return redirect(
-                "admin:distlocks_lock_one", alias=targets[0].alias, name=targets[0].name
-            )
-        return redirect("admin:distlocks_lock_changelist")
+            return redirect(url_of(request, "lock_one", targets[0].alias, targets[0].name))
+        return redirect(url_of(request, "lock_changelist"))
 
     def _ask(self, targets: Sequence[Target], form: Reason) -> HttpResponse:
         return self.page(
@@ -158,16 +155,15 @@ class ForceRelease(AdminPage):
             longest=max((target.third for target in targets if not target.error), default=0.0),
         )
 
-    def _free(self, targets: Iterable[Target], reason: str) -> tuple[list[Target], list[Target]]:
+    def _free(
+        self, targets: Iterable[Target], reason: str, give_up: float
+    ) -> tuple[list[Target], list[Target]]:
         """Free them one after the other; which have been, and which have not."""
         freed: list[Target] = []
         failed: list[Target] = []
         down: dict[str, str] = {}
-        give_up = time.monotonic() + PATIENCE
         for target in targets:
-            target.error = target.error or down.get(target.alias, "")
-            if not target.error and time.monotonic() > give_up:
-                target.error = _("Not tried: the others took too long. Try again.")
+            target.error = target.error or _why_not(target, down, give_up)
             if not target.error:
                 self._free_one(target, reason, down)
             (failed if target.error else freed).append(target)
@@ -183,10 +179,22 @@ class ForceRelease(AdminPage):
             target.error = down[target.alias] = told(error)
             if error.in_doubt:
                 target.error += " " + _("It may have been freed nevertheless: look again.")
+                self._log(target, target.holders, reason, is_certain=False)
             return
-        except (DistlocksError, DatabaseError) as error:
-            target.error = told(error)
-            return
+        except (DistlocksError, AnyDatabaseError) as error:
+            released: list[Holder] | None = getattr(error, "released", None)
+            if released is None:
+                target.error = told(error)
+                return
+            held = released
+            messages.warning(
+                self.request,
+                _(
+                    "%(key)s has been freed, but its last holder is not refused everywhere: "
+                    "%(error)s"
+                )
+                % {"key": shown(target.name), "error": told(error)},
+            )
         if held and fingerprint(held) != target.seen:
             messages.warning(
                 self.request,
@@ -195,8 +203,17 @@ class ForceRelease(AdminPage):
             )
         self._log(target, held, reason)
 
-    def _log(self, target: Target, held: Sequence[Holder], reason: str) -> None:
+    def _log(
+        self, target: Target, held: Sequence[Holder], reason: str, *, is_certain: bool = True
+    ) -> None:
         who = "; ".join(map(str, held[:NAMED])) or _("nobody any more")
+        if is_certain:
+            text = _("Force-released on %(alias)s: %(reason)s. Taken from: %(who)s.")
+        else:
+            text = _(
+                "Force-released on %(alias)s, which is not certain, as no answer came: %(reason)s. "
+                "Before, it was had by: %(who)s."
+            )
         try:
             LogEntry.objects.create(
                 user=self.request.user,  # type: ignore[misc]
@@ -204,16 +221,19 @@ class ForceRelease(AdminPage):
                 object_id=target.address,
                 object_repr=shown(target.name)[:200],
                 action_flag=CHANGE,
-                change_message=_("Force-released on %(alias)s: %(reason)s. Taken from: %(who)s.")
-                % {"alias": target.alias, "reason": reason, "who": who},
+                change_message=text % {"alias": target.alias, "reason": reason, "who": who},
             )
-        except DatabaseError as error:
+        except AnyDatabaseError as error:
             logger.error("A forced release could not be written to the admin's log: %s", error)
-            messages.warning(
-                self.request,
-                _("%(key)s has been freed, but this could not be written to the admin's log.")
-                % {"key": shown(target.name)},
-            )
+            if is_certain:
+                text = _(
+                    "%(key)s has been freed, but this could not be written to the admin's log."
+                )
+            else:
+                text = _(
+                    "That %(key)s may have been freed could not be written to the admin's log."
+                )
+            messages.warning(self.request, text % {"key": shown(target.name)})
 
 
 def _targets(addresses: Iterable[str]) -> list[Target]:
@@ -227,6 +247,29 @@ def _targets(addresses: Iterable[str]) -> list[Target]:
         if alias in locks and len(found) < MAX_LOCKS:
             found[text] = Target(address=text, alias=alias, name=name)
     return list(found.values())
+
+
+def _look(targets: Iterable[Target], give_up: float) -> None:
+    """See who has them, as far as their stores say so in time."""
+    down: dict[str, str] = {}
+    for target in targets:
+        target.error = _why_not(target, down, give_up)
+        if target.error:
+            continue
+        try:
+            target.look()
+        except Exception as error:
+            target.error = told(error)
+            if isinstance(error, BackendUnavailable):
+                down[target.alias] = target.error
+
+
+def _why_not(target: Target, down: dict[str, str], give_up: float) -> str:
+    """Why its store is not asked: it did not answer the last time, or there is no time left."""
+    if target.alias in down:
+        return down[target.alias]
+    late = time.monotonic() > give_up
+    return _("Not tried: the others took too long. Try again.") if late else ""
 
 
 def _names(targets: Sequence[Target]) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
-from django.urls import URLPattern, reverse
+from django.urls import URLPattern
 from django.utils.translation import gettext as _t
 from django.utils.translation import gettext_lazy as _
 
@@ -17,7 +17,8 @@ from ..history import places
 from ..history.events import Cursor, Wanted, every, page
 from ..models import EVENT_KINDS, LockEvent
 from . import wording
-from .asked import NotAMoment, State, as_name, local, moment_us
+from .addresses import url_of
+from .asked import EVER, STAR, NotAMoment, State, as_name, local, moment_us, of_key, without_nul
 from .export import FORMATS, LIMIT, download
 from .parts import AdminPage, ReadOnly
 
@@ -28,7 +29,6 @@ else:
 
 PAGE_SIZE = 50
 DEFAULT_SINCE = "24h"
-EVER = "all"
 QUICK = {
     "1h": _("1 hour"),
     "24h": _("24 hours"),
@@ -36,8 +36,6 @@ QUICK = {
     "30d": _("30 days"),
     EVER: _("all"),
 }
-# What stands for anything at the end of a key that is looked for.
-STAR = "*"
 NAMES = ("key", "kind", "backend", "pattern", "owner", "since", "until")
 
 
@@ -54,7 +52,10 @@ class Asked:
     @classmethod
     def read(cls, query: QueryDict) -> Asked:
         """From the parameters; what is wrong is told, and left out."""
-        values = {name: [as_name(one) for one in query.getlist(name) if one] for name in NAMES}
+        # Links to a key that reads like others of the form's say so.
+        is_exact = query.get("exact") == "1"
+        read = without_nul if is_exact else as_name
+        values = {name: [read(one) for one in query.getlist(name) if one] for name in NAMES}
         one = {name: found[-1] if found else "" for name, found in values.items()}
         errors: dict[str, str] = {}
         kinds = tuple(dict.fromkeys(kind for kind in values["kind"] if kind in EVENT_KINDS))
@@ -66,7 +67,9 @@ class Asked:
             since = moment_us(DEFAULT_SINCE)
         until = _moment("until", one["until"], errors) if one["until"] else None
         key = one["key"]
-        is_beginning = key.endswith(STAR)
+        is_beginning = key.endswith(STAR) and not is_exact
+        if is_exact:
+            values["exact"] = ["1"]
         shown = {**one, "since": since_text, "kind": kinds}
         shown |= {name: facts.shown(one[name]) for name in ("key", "pattern")}
         return cls(
@@ -88,7 +91,7 @@ class Asked:
     @property
     def is_filtered(self) -> bool:
         """Whether anything but the time is asked about."""
-        return any(name not in ("since", "until") for name in self.state.values)
+        return any(name not in ("since", "until", "exact") for name in self.state.values)
 
 
 def _moment(name: str, text: str, errors: dict[str, str]) -> int | None:
@@ -121,7 +124,7 @@ class HistoryPage(AdminPage):
         state = asked.state
         aliases = list(conf.aliases())
         may_see_locks = request.user.has_perm("distlocks.view_lock")
-        links = Links(state, frozenset(aliases if may_see_locks else ()))
+        links = Links(request, state, frozenset(aliases if may_see_locks else ()))
         return self.page(
             rows=[links.row(event) for event in found.events],
             troubles=found.troubles,
@@ -169,6 +172,7 @@ class ExportPage(AdminPage):
 class Links:
     """Events as rows, with where they lead."""
 
+    request: HttpRequest
     state: State
     # Of which backends there are pages of one lock that the user may see.
     backends: frozenset[str]
@@ -188,19 +192,21 @@ class Links:
             "pattern": facts.shown(event.pattern),
             "waited": wording.seconds(event.waited) if event.waited is not None else "",
             "held": wording.seconds(event.held) if event.held is not None else "",
-            "same_key": self.state.link(key=event.key) if event.key else "",
+            "same_key": self.state.link(**of_key(event.key)) if event.key else "",
             "same_pattern": self.state.link(pattern=event.pattern) if event.pattern else "",
             "same_owner": self._owner(event.key, event.owner_id),
             "other_owner": self._owner(event.key, str(other.get("owner_id") or "")),
         }
 
     def _owner(self, key: str, owner_id: str) -> str:
-        return self.state.link(key=key, owner=owner_id, kind=None) if key and owner_id else ""
+        if not (key and owner_id):
+            return ""
+        return self.state.link(**of_key(key), owner=owner_id, kind=None)
 
     def _lock(self, event: LockEvent) -> str:
         if not event.key or event.backend not in self.backends:
             return ""
-        return reverse("admin:distlocks_lock_one", args=[event.backend, event.key])
+        return url_of(self.request, "lock_one", event.backend, event.key)
 
 
 def _pairs(metadata: object) -> list[tuple[str, object]]:
@@ -220,7 +226,7 @@ def _who(host: object, pid: object, thread: object) -> str:
 
 def _dashboard(request: HttpRequest) -> str:
     may = request.user.has_perm("distlocks.view_lockrollup")
-    return reverse("admin:distlocks_lockrollup_changelist") if may else ""
+    return url_of(request, "lockrollup_changelist") if may else ""
 
 
 @admin.register(LockEvent)

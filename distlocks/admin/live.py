@@ -49,7 +49,8 @@ def wanted_by(query: Any) -> Wanted:
     """What a URL asks for; what it cannot mean is passed over."""
     sort = query.get("o", "")
     longer = query.get("longer", "")
-    page = query.get("p", "")
+    # int() refuses thousands of digits; so many are past the last page anyway.
+    page = query.get("p", "")[:9]
     size = Wanted().size
     return Wanted(
         backend=query.get("backend", "") if query.get("backend") in locks else "",

@@ -13,7 +13,7 @@ from django.urls import URLPattern
 
 from ..handler import locks
 from ..models import Lock
-from .addresses import from_address
+from .addresses import from_address, url_of
 from .force import ForceRelease
 from .live import LiveLocks
 from .one import OneLock
@@ -58,8 +58,8 @@ class LockAdmin(ReadOnly, LocksAdmin):
         except ValueError:
             alias = name = ""
         if alias not in locks:
-            return redirect("admin:distlocks_lock_changelist")
-        return redirect("admin:distlocks_lock_one", alias=alias, name=name)
+            return redirect(url_of(request, "lock_changelist"))
+        return redirect(url_of(request, "lock_one", alias, name))
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

@@ -20,7 +20,8 @@ from ..handler import locks
 from ..keys import ancestors, check_key, key_of
 from ..live.asking import TIME
 from ..live.together import told
-from .addresses import address
+from .addresses import address, url_of
+from .asked import EVER, State, of_key
 from .live import STATES
 from .parts import AdminPage
 from .past import Past, past, ring
@@ -87,6 +88,8 @@ class OneLock(AdminPage):
             "address": address(backend.alias, name),
             "may_force": self.may("force_release"),
             "above": ancestors(name),
+            "may_see_history": self.request.user.has_perm("distlocks.view_lockevent"),
+            "history_url": self._history(backend.alias, name),
         }
         present: Now | None = None
         before: Past | None = None
@@ -109,6 +112,12 @@ class OneLock(AdminPage):
             "past": before,
             "queue": queue(holders, present.waiters if present else None, before),
         }
+
+    def _history(self, alias: str, name: str) -> str:
+        """Where all of the lock's events are."""
+        page = url_of(self.request, "lockevent_changelist")
+        asked = State({}).link(**of_key(name), backend=alias, since=EVER)
+        return page and page + asked
 
 
 def _backend(alias: str, name: str) -> tuple[BaseBackend | None, str]:

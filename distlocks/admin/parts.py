@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,6 +15,7 @@ from django.urls import URLPattern, path
 from django.utils import formats, timezone
 from django.views import View
 
+from ..backends.base import BaseBackend
 from ..backends.database import DatabaseBackend
 from ..handler import locks
 
@@ -26,9 +28,18 @@ def to_the_second(moment: datetime) -> str:
     return formats.date_format(timezone.localtime(moment), "Y-m-d H:i:s")
 
 
+def usable() -> Iterator[BaseBackend]:
+    """The backends, without those that are wrongly configured: other pages tell of these."""
+    for alias in locks:
+        try:
+            yield locks[alias]
+        except Exception:
+            continue
+
+
 def database_of_locks() -> str:
     """The database whose locks are listed: the default backend's, else the first one's."""
-    backends = [backend for backend in locks.all() if isinstance(backend, DatabaseBackend)]
+    backends = [backend for backend in usable() if isinstance(backend, DatabaseBackend)]
     backends.sort(key=lambda backend: backend.alias != "default")
     return backends[0].using if backends else "default"
 
@@ -60,7 +71,7 @@ class AdminPage(View):
     title: ClassVar[str | _StrPromise] = ""
     template_name: ClassVar[str] = ""
     # Which of the model's permissions the page asks for.
-    permission: ClassVar[str] = "view"
+    permissions: ClassVar[tuple[str, ...]] = ("view",)
     # Does it run in a transaction under ATOMIC_REQUESTS?
     atomic: ClassVar[bool] = True
     # Set by at().
@@ -77,7 +88,7 @@ class AdminPage(View):
 
     def dispatch(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         # The site's own wrapper has asked only whether it is staff.
-        if not self.may(self.permission):
+        if not all(map(self.may, self.permissions)):
             raise PermissionDenied
         return super().dispatch(request, *args, **kwargs)
 

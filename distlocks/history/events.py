@@ -65,6 +65,9 @@ class Cursor(NamedTuple):
     def read(cls, text: str) -> Self | None:
         """From what str() has made of one; None if it has not."""
         parts = text.split("-")
+        # None is longer, and int() refuses thousands of digits.
+        if any(len(part) > 19 for part in parts):
+            return None
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() for part in parts):
             return None
         at, database, id = map(int, parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,8 @@ MAX_ASKING = 4
 
 _asking: Counter[str] = Counter()
 _mutex = threading.Lock()
+# By name, those that wait for a thread.
+_queued: defaultdict[str, deque[Answer[Any]]] = defaultdict(deque)
 
 
 class NoAnswer(Exception):
@@ -38,11 +40,10 @@ class Answer(Generic[T]):
         self._error: BaseException | None = None
 
     def start(self) -> Answer[T]:
-        """Ask in a thread of its own."""
+        """Ask in a thread of its own, at once or when an earlier question has been answered."""
         with _mutex:
             if _asking[self._name] >= MAX_ASKING:
-                self._error = NoAnswer(f"{MAX_ASKING} earlier questions have not been answered yet")
-                self._done.set()
+                _queued[self._name].append(self)
                 return self
             _asking[self._name] += 1
         # Not one that the interpreter's exit would wait for.
@@ -52,12 +53,21 @@ class Answer(Generic[T]):
         return self
 
     def _apart(self) -> None:
-        try:
-            self.ask()
-        finally:
-            with _mutex:
-                _asking[self._name] -= 1
-            connections.close_all()
+        asked: Answer[Any] | None = self
+        while asked is not None:
+            try:
+                asked.ask()
+            finally:
+                connections.close_all()
+            asked = self._next()
+
+    def _next(self) -> Answer[Any] | None:
+        """Who has waited longest for this thread; without any, it is one less that asks."""
+        with _mutex:
+            if queue := _queued[self._name]:
+                return queue.popleft()
+            _asking[self._name] -= 1
+            return None
 
     def ask(self) -> Answer[T]:
         """Ask in this thread."""
@@ -73,6 +83,11 @@ class Answer(Generic[T]):
         """The answer, waited for until then on the monotonic clock; raises what went wrong, or
         NoAnswer."""
         if not self._done.wait(max(until - time.monotonic(), 0.0)):
+            with _mutex:
+                # Nobody reads its answer any more.
+                if self in _queued[self._name]:
+                    _queued[self._name].remove(self)
+                    raise NoAnswer(f"{MAX_ASKING} earlier questions have not been answered yet")
             raise NoAnswer(f"no answer within {TIME:g} s")
         if self._error is not None:
             raise self._error
@@ -121,6 +136,7 @@ def _after_fork() -> None:
     global _mutex
     _mutex = threading.Lock()
     _asking.clear()
+    _queued.clear()
 
 
 if hasattr(os, "register_at_fork"):

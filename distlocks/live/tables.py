@@ -10,6 +10,7 @@ from django.db.models.functions import RowNumber
 from ..backends.database import DatabaseBackend
 from ..backends.database.orm import holder_of
 from ..claims import EXCLUSIVE, MICROSECOND, Holder, to_us
+from ..history.events import LAST
 from ..keys import SEPARATOR
 from ..models import Lock, LockHolder, LockQuerySet, StoreClock
 from .entries import COOLING, MAX_LISTED, NAMED, Entry, Found, Wanted
@@ -48,8 +49,8 @@ def find(
     if count == limit:
         count = locks.order_by().values("pk")[: MAX_LISTED + 1].count()
         more, count = count > MAX_LISTED, min(count, MAX_LISTED)
-    first = (wanted.page - 1) * wanted.size
-    several = _several(backend, [row.key for row in rows[first:] if row.mode != EXCLUSIVE])
+    # Of all rows: which of them are on the page is known when the other stores' are there too.
+    several = _several(backend, [row.key for row in rows if row.mode != EXCLUSIVE])
     entries = [_entry(backend, row, several.get(row.key), waited) for row in rows]
     return Found(entries=entries, count=count, more=more)
 
@@ -63,9 +64,9 @@ def _filtered(
     locks = Lock.objects.using(backend.using).taken().annotate(now=StoreClock())
     if backend.prefix or wanted.below:
         below = wanted.below + SEPARATOR if wanted.below else ""
-        locks = locks.filter(key__startswith=backend.prefix + below)
+        locks = locks.filter(_begins_with(backend.prefix + below))
     for prefix in strangers:
-        locks = locks.exclude(key__startswith=prefix)
+        locks = locks.exclude(_begins_with(prefix))
     if wanted.mode == COOLING:
         locks = locks.filter(mode=EXCLUSIVE, owner_id="")
     elif wanted.mode == EXCLUSIVE:
@@ -83,6 +84,11 @@ def _filtered(
         )
         locks = locks.filter(_matches(word) | Q(key__in=held.values("key")))
     return locks
+
+
+def _begins_with(prefix: str) -> Q:
+    # A range, because LIKE is deaf to case on SQLite.
+    return Q(key__gte=prefix, key__lt=prefix + LAST)
 
 
 def _matches(word: str) -> Q:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from django import template
-from django.urls import reverse
+from django.template import RequestContext
 from django.utils.translation import gettext_lazy as _
 
 from ..facts import shown
 
+# Of our admin, nothing is imported here: Django loads tags also where there is no admin.
 register = template.Library()
 
 # Keys of a holder's metadata that say for whom it works, and how they are called.
@@ -43,15 +45,25 @@ def duration(seconds: float | None) -> str:
 
 
 @register.filter
+def to_the_second(moment: datetime) -> str:
+    """A moment of a store's as operators read it: |date shows it in UTC without USE_TZ."""
+    from ..admin import parts
+
+    return parts.to_the_second(moment)
+
+
+@register.filter
 def seconds(value: float) -> str:
     """A duration that has ended, as exact as is worth reading."""
     return duration(value) if value >= 60 else f"{value:.3g} s"
 
 
-@register.simple_tag
-def lock_url(alias: str, name: str) -> str:
+@register.simple_tag(takes_context=True)
+def lock_url(context: RequestContext, alias: str, name: str) -> str:
     """The page of one lock."""
-    return reverse("admin:distlocks_lock_one", args=[alias, name])
+    from ..admin.addresses import url_of
+
+    return url_of(context.request, "lock_one", alias, name)
 
 
 @register.filter

@@ -62,6 +62,16 @@ def test_who_grants_since_when_and_why(authority: LockAuthority, admin_client: C
         assert shown in page
 
 
+def test_an_alias_that_cannot_be_built_is_passed_over(
+    authority: LockAuthority, admin_client: Client
+) -> None:
+    wrong = {"BACKEND": "no.Where"}
+    with override_settings(DISTLOCKS={"wrong": wrong, **settings.DISTLOCKS}):
+        assert "distlocks.fast" in text(admin_client.get(AUTHORITIES))
+    with override_settings(DISTLOCKS={"wrong": wrong}):
+        assert admin_client.get(AUTHORITIES).status_code == 200
+
+
 def test_who_grants_is_not_changed_there(authority: LockAuthority, admin_client: Client) -> None:
     page = f"{AUTHORITIES}{quote(authority.pk)}/"
     assert admin_client.get(f"{AUTHORITIES}add/").status_code == 403

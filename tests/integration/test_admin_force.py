@@ -9,12 +9,13 @@ import pytest
 from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import HttpResponse
 from django.test import Client, override_settings
 
-from distlocks import BackendUnavailable, NotSupported, db_lock
+from distlocks import BackendUnavailable, NotSupported, db_lock, fences
 from distlocks.admin import force
+from distlocks.handler import locks
 from distlocks.history.journal import journal
 from distlocks.models import Lock, LockEvent
 from tests.factories import LockFactory, now_us
@@ -68,9 +69,12 @@ def free(client: Client, *addresses: str, **fields: Any) -> Any:
     return client.post(FORCE, answer(asked, **fields), follow=True)
 
 
-def test_without_the_permission_nothing_is_freed() -> None:
+@pytest.mark.parametrize(
+    "permissions", [("view_lock", "change_lock", "delete_lock"), ("force_release_lock",)]
+)
+def test_without_the_permissions_nothing_is_freed(permissions: tuple[str, ...]) -> None:
     LockFactory(key="order:42")
-    client = staff("view_lock", "change_lock", "delete_lock")
+    client = staff(*permissions)
     for data in ({"lock": "default/order:42"}, {"lock": "default/order:42", "post": "yes"}):
         assert client.post(FORCE, data).status_code == 403
     assert Lock.objects.held().exists()
@@ -198,6 +202,7 @@ def test_a_store_that_is_down_is_no_error(admin_client: Client) -> None:
     [
         (BackendUnavailable("The store is away."), "It may have been freed nevertheless"),
         (DatabaseError("guards are locked"), "guards are locked"),
+        (InterfaceError("connection already closed"), "connection already closed"),
         (NotSupported("not inside a transaction"), "not inside a transaction"),
     ],
 )
@@ -219,8 +224,50 @@ def test_errors_of_some_do_not_keep_others(
     if isinstance(error, BackendUnavailable):
         # Who asks a store that is away again waits as long again.
         assert "Freed 1 lock: a." in page
+        entry = LogEntry.objects.get(object_repr="b")
+        assert "not certain" in entry.change_message
     else:
         assert "Freed 2 locks: a, c." in page
+        assert not LogEntry.objects.filter(object_repr="b").exists()
+
+
+def test_a_guard_that_fails_after_the_release_is_told(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key changed hands in between, and its last holder's transaction stays open."""
+    LockFactory(key="a")
+    asked = admin_client.post(FORCE, {"lock": "default/a"})
+    real: Callable[..., Any] = fences.raise_fence
+
+    def raise_fence(connection: Any, key: str, token: int, **options: Any) -> Any:
+        if not Lock.objects.held().exists():
+            raise OperationalError("canceling statement due to lock timeout")
+        Lock.objects.update(label="the next one", fencing_token=now_us())
+        return real(connection, key, token, **options)
+
+    monkeypatch.setattr(fences, "raise_fence", raise_fence)
+    page = text(admin_client.post(FORCE, answer(asked), follow=True))
+    assert "Freed 1 lock: a." in page
+    assert "has been freed, but its last holder is not refused everywhere: canceling" in page
+    assert "the next one" in LogEntry.objects.get().change_message
+    assert not Lock.objects.held().exists()
+
+
+def test_a_store_that_is_down_is_looked_at_once(
+    admin_client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def away(name: str, **options: Any) -> Any:
+        asked.append(name)
+        raise BackendUnavailable("The store is away.")
+
+    monkeypatch.setattr(locks["memory"], "holders_of", away)
+    LockFactory(key="x")
+    addresses = ["memory/a", "memory/b", "default/x", "memory/c"]
+    response = admin_client.post(FORCE, {"lock": addresses})
+    assert asked == ["a"]
+    assert [bool(one.error) for one in response.context["targets"]] == [True, True, False, True]
 
 
 def test_who_slips_in_between_is_named(

@@ -109,7 +109,7 @@ def test_there_are_pages_of_fifty(using: str, admin_client: Client) -> None:
     assert '<a href="?q=0&amp;p=1"' in page
     assert "120 locks" in text(admin_client.get(LIST))
     # Nonsense is passed over.
-    for nonsense in ("0", "-1", "x", "99999999999999999999"):
+    for nonsense in ("0", "-1", "x", "99999999999999999999", "9" * 5000):
         assert admin_client.get(LIST, {"p": nonsense}).status_code == 200
 
 
@@ -253,6 +253,33 @@ def test_keys_of_another_alias_in_the_same_table_are_its_own(
 
 
 # Other stores
+
+
+def test_another_alias_keys_are_told_apart_by_case(using: str, admin_client: Client) -> None:
+    own = settings.DISTLOCKS["default"]
+    aliases = {"default": own}
+    aliases |= {name: own | {"KEY_PREFIX": f"{name}:"} for name in ("app", "U")}
+    with override_settings(DISTLOCKS=aliases):
+        for key in ("APP:1", "app:2", "u:3", "U:4"):
+            LockFactory(using=using, key=key)
+        entries = admin_client.get(LIST).context["found"].entries
+        assert sorted((entry.alias, entry.name) for entry in entries) == [
+            ("U", "4"),
+            ("app", "2"),
+            ("default", "APP:1"),
+            ("default", "u:3"),
+        ]
+
+
+def test_who_shares_a_key_is_named_on_every_page(using: str, admin_client: Client) -> None:
+    """A page of several stores begins earlier in each of them than its number says."""
+    with ExitStack() as held:
+        for number in range(40):
+            held.enter_context(db_lock(f"{number:03d}", shared=True, renew=False))
+            held.enter_context(db_lock(f"{number:03d}", shared=True, backend="other", renew=False))
+        entries = admin_client.get(LIST, {"p": 2}).context["found"].entries
+        assert len(entries) == 30
+        assert all(entry.count == len(entry.holders) == 1 for entry in entries)
 
 
 def test_locks_of_all_stores_are_one_list(using: str, admin_client: Client) -> None:

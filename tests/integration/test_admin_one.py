@@ -3,11 +3,13 @@
 import html
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.conf import settings
+from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.http import HttpResponse
 from django.test import Client, override_settings
@@ -50,6 +52,25 @@ def test_the_holder_with_all_that_is_known(admin_client: Client) -> None:
     for shown in ("olga", "items 3", "{'a': [1]}", lock.owner_id, str(lock.fencing_token)):
         assert shown in page
     assert "An efficiency lock" in page
+
+
+@override_settings(USE_TZ=False, TIME_ZONE="Asia/Tokyo")
+def test_moments_are_local_without_time_zones_too(admin_client: Client) -> None:
+    lock = LockFactory(key="order:42")
+    since = datetime.fromtimestamp(lock.acquired_at / SECOND, ZoneInfo("Asia/Tokyo"))
+    page = text(one(admin_client, "order:42"))
+    assert f"Since {since:%Y-%m-%d %H:%M:%S}," in page
+    force = reverse("admin:distlocks_lock_force_release")
+    page = text(admin_client.post(force, {"lock": "default/order:42"}))
+    assert f"since {since:%Y-%m-%d %H:%M:%S}," in page
+
+
+@override_settings(USE_THOUSAND_SEPARATOR=True)
+def test_numbers_that_count_nothing_have_no_separators(admin_client: Client) -> None:
+    lock = LockFactory(key="order:42", pid=4711, metadata={"run": 7654321})
+    page = text(one(admin_client, "order:42"))
+    for number in ("pid 4711", "run 7654321", str(lock.fencing_token)):
+        assert number in page
 
 
 @pytest.mark.parametrize("alias", ["default", "memory"])
@@ -206,6 +227,36 @@ def test_the_last_week_is_told(admin_client: Client) -> None:
     for _ in range(60):
         event()
     assert len(one(admin_client, "order:42").context["past"].events) == 50
+
+
+@pytest.mark.parametrize("key", ["old", "a → b", "job*"])
+def test_all_of_its_history_is_a_click_away(admin_client: Client, key: str) -> None:
+    for name in (key, f"{key}:2", f"job{key}", "a\x1fb"):
+        at = timezone.now() - timedelta(days=3)
+        LockEvent.objects.create(at=at, kind="lost", backend="default", key=name, pattern=name)
+    page = html.unescape(one(admin_client, key).content.decode())
+    (link,) = re.findall(r'href="([^"]*)">All of its history', page)
+    rows = admin_client.get(link).context["rows"]
+    assert [row["event"].key for row in rows] == [key]
+    # From there, to its events again, and to those of its owner.
+    assert [
+        row["event"].key
+        for row in admin_client.get(
+            reverse("admin:distlocks_lockevent_changelist") + rows[0]["same_key"]
+        ).context["rows"]
+    ] == [key]
+
+
+def test_events_are_shown_to_who_may_see_the_history(client: Client) -> None:
+    event = {"kind": "lost", "backend": "default", "key": "a", "pattern": "a"}
+    LockEvent.objects.create(at=timezone.now(), reason="because", **event)
+    user = User.objects.create_user("somebody", is_staff=True)
+    for permissions, expected in ((["view_lock"], False), (["view_lock", "view_lockevent"], True)):
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client.force_login(user)
+        page = text(one(client, "a"))
+        assert ("because" in page) == ("The last week" in page) == expected
+        assert ("All of its history" in page) == expected
 
 
 def test_without_a_history(admin_client: Client) -> None:

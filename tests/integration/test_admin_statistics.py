@@ -22,6 +22,7 @@ from distlocks.backends.memory import MemoryBackend
 from distlocks.claims import from_us, to_us
 from distlocks.history.figures import RANGES
 from distlocks.models import PHASES, LockRollup
+from distlocks.patterns import OTHERS
 from tests.happenings import counted, counted_in_both
 
 pytestmark = pytest.mark.django_db(databases=["default", "postgres", "mariadb"])
@@ -95,6 +96,14 @@ def test_numbers_lead_to_their_rows_and_links_keep_the_state(admin_client: Clien
     assert links["24h"] == "?range=24h&backend=redis&pattern=stock%3A%2A"
     # There are no rows of nothing.
     assert all(not one.link for one in response.context["numbers"] if one.value == "0")
+
+
+def test_what_is_counted_as_others_is_no_link(admin_client: Client) -> None:
+    counted(at=time.time() - 120, pattern=OTHERS, contended=2)
+    counted(at=time.time() - 120, pattern="order:*", contended=2)
+    found = admin_client.get(PAGE).context["patterns"]
+    links = {one["name"]: any(number.link for number in one["numbers"]) for one in found}
+    assert links == {OTHERS: False, "order:*": True}
 
 
 def test_dropped_events_are_told_only_if_there_are_any(admin_client: Client) -> None:

@@ -196,6 +196,17 @@ def test_a_question_that_nobody_answers_is_not_asked_for_ever() -> None:
     eventually(lambda: not asking._asking["stuck"])
 
 
+def test_a_question_waits_for_its_turn() -> None:
+    """As many pages as one likes may be looked at in the same moment."""
+    release = threading.Event()
+    questions = {"slow": ("", lambda: release.wait(20))}
+    answers = [ask(questions)["slow"] for _ in range(3 * asking.MAX_ASKING)]
+    assert asking._asking["slow"] == asking.MAX_ASKING
+    release.set()
+    assert all(answer.result(time.monotonic() + 10) for answer in answers)
+    eventually(lambda: not asking._asking["slow"])
+
+
 # Redis
 
 

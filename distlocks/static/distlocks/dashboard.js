@@ -3,14 +3,19 @@
 /* Draws the dashboard's charts, and gets the page anew every few seconds: quietly, not while nobody
    looks, and less and less often while it cannot be had. */
 (() => {
+  // Seconds.
   const LONGEST_PAUSE = 300;
+  const LONGEST_ANSWER = 15;
+  // As live.js has it: who pauses one page has paused all.
+  const PAUSED = "distlocks.paused";
   const root = document.getElementById("dl-refresh");
   const status = document.getElementById("dl-refresh-status");
   const button = document.getElementById("dl-pause");
   const interval = Number(root.dataset.seconds);
   let failures = 0;
   let timer = 0;
-  let isPaused = sessionStorage.getItem("distlocks.paused") === "yes";
+  let asking = null;
+  let isPaused = sessionStorage.getItem(PAUSED) === "1";
   let isOver = false;
 
   function draw(page) {
@@ -44,9 +49,16 @@
   }
 
   async function refresh() {
+    const mine = (asking = new AbortController());
     try {
-      const answer = await fetch(location.href, { credentials: "same-origin", cache: "no-store" });
+      const given = AbortSignal.timeout(LONGEST_ANSWER * 1000);
+      const answer = await fetch(location.href, {
+        credentials: "same-origin",
+        cache: "no-store",
+        signal: AbortSignal.any ? AbortSignal.any([mine.signal, given]) : mine.signal,
+      });
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      if (mine.signal.aborted) return;
       if (answer.status === 403 || (answer.ok && !page.getElementById("dl-refresh"))) {
         isOver = true;
         tell(root.dataset.loggedOut);
@@ -57,9 +69,18 @@
       tell("");
       takeOver(page);
     } catch {
+      if (mine.signal.aborted) return;
       failures += 1;
       tell(root.dataset.failed.replace("%s", String(seconds())));
     }
+    schedule();
+  }
+
+  /* No answer that is still to come is shown after a later one, or while it is paused. */
+  function stop() {
+    clearTimeout(timer);
+    if (asking) asking.abort();
+    asking = null;
   }
 
   function seconds() {
@@ -69,10 +90,7 @@
   function schedule() {
     clearTimeout(timer);
     if (isPaused || isOver || document.hidden) return;
-    timer = setTimeout(async () => {
-      await refresh();
-      schedule();
-    }, seconds() * 1000);
+    timer = setTimeout(refresh, seconds() * 1000);
   }
 
   function showPaused() {
@@ -81,17 +99,16 @@
   }
 
   button.hidden = false;
-  button.addEventListener("click", async () => {
+  button.addEventListener("click", () => {
     isPaused = !isPaused;
-    sessionStorage.setItem("distlocks.paused", isPaused ? "yes" : "no");
+    sessionStorage.setItem(PAUSED, isPaused ? "1" : "");
     showPaused();
-    if (!isPaused && !isOver) await refresh();
-    schedule();
+    stop();
+    if (!isPaused && !isOver) refresh();
   });
-  document.addEventListener("visibilitychange", async () => {
-    if (document.hidden || isPaused || isOver) return schedule();
-    await refresh();
-    return schedule();
+  document.addEventListener("visibilitychange", () => {
+    stop();
+    if (!document.hidden && !isPaused && !isOver) refresh();
   });
   showPaused();
   draw(document);
