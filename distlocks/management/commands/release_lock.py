@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import Error as DatabaseFault
 
 from ... import facts
 from ...backends.base import BaseBackend
@@ -68,7 +68,13 @@ class Command(BaseCommand):
             if options["interactive"]:
                 self._ask(backend, check_key(key), shown)
             held = force_release(key, backend=alias, reason=options["reason"], by=operator())
-        except DatabaseError as error:
+        except DatabaseFault as error:
+            if released := getattr(error, "released", None):
+                self._name(released)
+                raise CommandError(
+                    f"{shown!r} was freed ({alias}), but it had changed hands, and the guard could "
+                    f"not be raised against its last holder, which may still write. {error}"
+                ) from error
             raise CommandError(
                 f"{shown!r} stays held: a guard could not be raised, and without it its holder "
                 f"could still write. Try again. {error}"

@@ -232,6 +232,27 @@ class TestErrors:
             lease.extend()
         assert "stays held: a guard could not be raised" in capfd.readouterr().err
 
+    def test_one_that_changed_hands_and_whose_last_holder_could_not_be_refused_is_free(
+        self,
+        run: Run,
+        key: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capfd: pytest.CaptureFixture[str],
+    ) -> None:
+        answers = iter([0])
+
+        def fail(*args: object) -> int:
+            for answer in answers:
+                return answer
+            raise OperationalError("It is being moved.")
+
+        monkeypatch.setattr(force, "_refuse", fail)
+        lease = db_lock(key).acquire()
+        assert run("release_lock", key, "--yes") == 1
+        assert "was freed" in capfd.readouterr().err
+        assert locks["default"].holders(key) == []
+        lease.drop()
+
     @pytest.mark.parametrize(
         ("words", "told"),
         [
