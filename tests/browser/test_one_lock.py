@@ -88,7 +88,7 @@ def story() -> None:
 
 
 def test_it_tells_all_that_is_known(page: Page, staff: Staff, log_in: LogIn, looks: Looks) -> None:
-    log_in(staff("view_lock", "force_release_lock"))
+    log_in(staff("view_lock", "view_lockevent", "force_release_lock"))
     story()
     page.goto(url("order:42"))
     expect(page.get_by_role("heading", name="order:42")).to_be_visible()
@@ -106,7 +106,7 @@ def test_it_tells_all_that_is_known(page: Page, staff: Staff, log_in: LogIn, loo
 
 
 def test_a_free_key_is_a_page_too(page: Page, staff: Staff, log_in: LogIn, looks: Looks) -> None:
-    log_in(staff("view_lock"))
+    log_in(staff("view_lock", "view_lockevent"))
     page.goto(url("nobody"))
     expect(page.get_by_text("Nobody has this lock now.")).to_be_visible()
     expect(page.get_by_text("Nothing out of the ordinary happened to it.")).to_be_visible()
