@@ -69,6 +69,13 @@ class Child:
         """What it has written to stderr."""
         return self._errors_path.read_text(errors="replace")
 
+    def errors_about(self, key: str) -> str:
+        """What it has written to stderr, without what it found there that others' tests had left
+        behind: keys of other names whose leases had expired."""
+        lines = self.errors.splitlines(keepends=True)
+        found = "A lease was never released, and expired"
+        return "".join([line for line in lines if key in line or not line.startswith(found)])
+
     def readline(self, timeout: float = 20) -> str:
         """The next line that it prints."""
         try:

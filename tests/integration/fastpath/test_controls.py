@@ -53,7 +53,8 @@ def test_the_database_at_each_error_of_redis_is_caught(
 ) -> None:
     scene = stage(keys=1, runners=0, broken=broken)
     two = Two(scene)
-    two.left_holds()
+    # It would have to be given back otherwise before the other can have it.
+    two.left_holds(renew=broken is not None)
     scene.stores.right.mode = "reset"
     two.right_gets_it()
     if broken is None:

@@ -44,7 +44,7 @@ def test_the_child_owns_nothing_and_its_end_harms_nobody(
             "ends: kept": True,
         },
     }
-    assert child.errors == ""
+    assert child.errors_about(key) == ""
     assert store.backend.holders(f"{key}:") == []
 
 
@@ -58,7 +58,7 @@ def test_a_renewal_that_is_just_under_way_is_no_trap(
     """
     child = spawn(endings.fork_during_renewal, store.alias, key)
     assert child.result() == {"child": 0, "kept": True}
-    assert child.errors == ""
+    assert child.errors_about(key) == ""
 
 
 # SQLite itself does not survive a fork while other threads of the application use it.
@@ -67,5 +67,5 @@ def test_no_moment_is_a_bad_one(store: Store, key: str, spawn: Spawner) -> None:
     """Other threads are in the middle of what they do with locks; the child can use its own."""
     child = spawn(endings.fork_at_any_moment, store.alias, key)
     assert set(child.result()) == {0}
-    assert child.errors == ""
+    assert child.errors_about(key) == ""
     assert store.backend.holders(f"{key}:") == []

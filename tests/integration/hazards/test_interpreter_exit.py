@@ -24,7 +24,7 @@ def test_it_is_quiet(store: Store, key: str, spawn: Spawner) -> None:
     """Nothing on stderr, even if the end takes its time: no thread of ours trips over it."""
     child = spawn(endings.end_while_holding, store.alias, key)
     assert child.wait(timeout=15) == 0
-    assert child.errors == ""
+    assert child.errors_about(key) == ""
 
 
 @for_stores((*PROXIED_STORES, "advisory"))

@@ -154,7 +154,7 @@ class TestInterruptedProcess:
         assert store.owner(held) == holder.owner_id
         self.interrupt(store, free, child)
         child.result()
-        assert child.errors == ""
+        assert child.errors_about(key) == ""
         assert store.is_free(free)
         assert store.owner(held) == holder.owner_id
         assert holder.release() is True
