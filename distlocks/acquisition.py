@@ -152,7 +152,7 @@ class Acquisition:
             self.backend,
             keys,
             self.patterns,
-            who=Who.asks(self.request),
+            who=Who.of(self.request),
             other=self.rival,
             **about,
         )
@@ -218,7 +218,7 @@ class Acquisition:
                 )
             if grant.expired:
                 journal.note_expired(
-                    facts.TAKEN_OVER, self.backend, grant.expired, Who.asks(self.request)
+                    facts.TAKEN_OVER, self.backend, grant.expired, Who.of(self.request)
                 )
                 recorder.send(
                     signals.locks_expired,
@@ -271,7 +271,7 @@ class Acquisition:
                 self.backend,
                 self.keys[:1],
                 self.patterns,
-                who=Who.asks(self.request),
+                who=Who.of(self.request),
                 reason=str(error),
                 waited=lease_now() - self.started,
             )

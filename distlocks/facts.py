@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .claims import Holder, Request
+from .claims import Holder
 from .keys import SEPARATOR, Key
+
+if TYPE_CHECKING:
+
+    class Named(Protocol):
+        """What tells of a process: a request, a holder, or who waits."""
+
+        @property
+        def owner_id(self) -> str: ...
+        @property
+        def host(self) -> str: ...
+        @property
+        def pid(self) -> int: ...
+        @property
+        def thread(self) -> str: ...
+        @property
+        def label(self) -> str: ...
+        @property
+        def metadata(self) -> Mapping[str, Any]: ...
+
 
 # A request found its key taken. Of one that does not wait, this is all there is.
 CONTENDED = "contended"
@@ -62,27 +81,15 @@ class Who:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def asks(cls, request: Request) -> Who:
-        """Who has sent the request."""
+    def of(cls, one: Named) -> Who:
+        """Who has sent a request, has a key, or waits for one."""
         return cls(
-            owner_id=request.owner_id,
-            host=request.host,
-            pid=request.pid,
-            thread=request.thread,
-            label=request.label,
-            metadata=request.metadata,
-        )
-
-    @classmethod
-    def holds(cls, holder: Holder) -> Who:
-        """Who has a key."""
-        return cls(
-            owner_id=holder.owner_id,
-            host=holder.host,
-            pid=holder.pid,
-            thread=holder.thread,
-            label=holder.label,
-            metadata=holder.metadata,
+            owner_id=one.owner_id,
+            host=one.host,
+            pid=one.pid,
+            thread=one.thread,
+            label=one.label,
+            metadata=one.metadata,
         )
 
 
@@ -121,7 +128,7 @@ def shown_text(text: str) -> str:
 
 def first_of(holders: Iterable[Holder]) -> Who | None:
     """The first of those that are in the way, if the store could tell."""
-    return next((Who.holds(holder) for holder in holders), None)
+    return next((Who.of(holder) for holder in holders), None)
 
 
 def shown(key: Key | str) -> str:

@@ -80,7 +80,7 @@ def force_release(
             facts.FORCED,
             store,
             (holder.key,),
-            who=Who.holds(holder),
+            who=Who.of(holder),
             other=Who(label=by) if by else None,
             fencing_token=holder.fencing_token,
             reason=reason,

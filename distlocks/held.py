@@ -299,7 +299,7 @@ class HeldLease:
             self.backend,
             self.keys,
             self._patterns,
-            who=Who.asks(self._request),
+            who=Who.of(self._request),
             fencing_token=max(self._tokens),
             held=lease_now() - self._began,
             reason=reason,

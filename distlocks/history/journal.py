@@ -156,7 +156,7 @@ class Journal:
                 kind,
                 backend,
                 (holder.key,),
-                who=facts.Who.holds(holder),
+                who=facts.Who.of(holder),
                 other=by,
                 fencing_token=holder.fencing_token,
             )

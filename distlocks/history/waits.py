@@ -197,14 +197,7 @@ class Waits:
             facts.CYCLE,
             backend,
             (key_of(first.key),),
-            who=Who(
-                owner_id=first.owner_id,
-                host=first.host,
-                pid=first.pid,
-                thread=first.thread,
-                label=first.label,
-                metadata=first.metadata,
-            ),
+            who=Who.of(first),
             waited=time.time() - first.since / MICROSECOND,
             reason=text,
         )
