@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from django.conf import settings
 from django.contrib.auth.models import Permission, User
 from django.db import connections
-from django.test import Client, modify_settings
+from django.test import Client, modify_settings, override_settings
 from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from pytest_django.live_server_helper import LiveServer
 
@@ -238,6 +238,14 @@ def looks(
 
 class Hold(Protocol):
     def __call__(self, *keys: Any, **options: Any) -> Lease: ...
+
+
+@pytest.fixture
+def two_stores() -> Iterator[None]:
+    """A database and the memory of this process, which is also the site's."""
+    aliases = {"default": settings.DISTLOCKS["default"], "memory": settings.DISTLOCKS["memory"]}
+    with override_settings(DISTLOCKS=aliases):
+        yield
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
 """Force-release, in a browser: from the click to the holder that learns of it."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-from django.conf import settings
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.test import override_settings
 from playwright.sync_api import Page, expect
 
 from distlocks import LeaseLost, db_lock
@@ -21,13 +19,7 @@ LIST = "/admin/distlocks/lock/"
 Staff = Callable[..., User]
 LogIn = Callable[[User], User]
 Looks = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def stores() -> Iterator[None]:
-    aliases = {"default": settings.DISTLOCKS["default"], "memory": settings.DISTLOCKS["memory"]}
-    with override_settings(DISTLOCKS=aliases):
-        yield
+pytestmark = pytest.mark.usefixtures("two_stores")
 
 
 @pytest.fixture

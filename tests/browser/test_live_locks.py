@@ -1,7 +1,7 @@
 """The list of live locks, in a browser: it keeps itself up to date, and can be used by all."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from django.conf import settings
@@ -19,14 +19,7 @@ LIST = "/admin/distlocks/lock/"
 Staff = Callable[..., User]
 LogIn = Callable[[User], User]
 Looks = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def stores() -> Iterator[None]:
-    """A database and the memory of this process, which is also the site's."""
-    aliases = {"default": settings.DISTLOCKS["default"], "memory": settings.DISTLOCKS["memory"]}
-    with override_settings(DISTLOCKS=aliases):
-        yield
+pytestmark = pytest.mark.usefixtures("two_stores")
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The page of one lock, in a browser."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -21,13 +21,7 @@ from tests.factories import SECOND, LockFactory, now_us
 Staff = Callable[..., User]
 LogIn = Callable[[User], User]
 Looks = Callable[[str], None]
-
-
-@pytest.fixture(autouse=True)
-def stores() -> Iterator[None]:
-    aliases = {"default": settings.DISTLOCKS["default"], "memory": settings.DISTLOCKS["memory"]}
-    with override_settings(DISTLOCKS=aliases):
-        yield
+pytestmark = pytest.mark.usefixtures("two_stores")
 
 
 def url(key: str, alias: str = "default") -> str:
