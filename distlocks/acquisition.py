@@ -80,8 +80,8 @@ class Acquisition:
         return tuple(map(key_of, sorted(self.names)))
 
     def run(self) -> Lease:
-        if renewer.has_releases:
-            renewer.settle_releases()
+        if renewer.releases.pending:
+            renewer.releases.settle()
         try:
             while True:
                 answer = self.backend.try_acquire(self._asked())
@@ -98,8 +98,8 @@ class Acquisition:
                 waits.end(self.waiting)
 
     async def arun(self) -> Lease:
-        if renewer.has_releases:
-            await offload(renewer.settle_releases)
+        if renewer.releases.pending:
+            await offload(renewer.releases.settle)
         try:
             while True:
                 answer = await self.backend.atry_acquire(self._asked())
@@ -137,7 +137,7 @@ class Acquisition:
         if denial.unanswered:
             # What is still under way of that try, or of undoing it, must not touch what the next
             # one gets.
-            renewer.abandon_soon(self.backend, self.request, self.sent + self.ttl)
+            renewer.releases.abandon(self.backend, self.request, self.sent + self.ttl)
             self.request = replace(self.request, owner_id=new_owner_id())
         return wake_at(now, self.give_up, denial.remaining)
 
@@ -280,4 +280,4 @@ class Acquisition:
                 until = max(until, self.sent + PLACE_LASTS)
             elif not error.in_doubt:
                 return
-        renewer.abandon_soon(self.backend, self.request, until)
+        renewer.releases.abandon(self.backend, self.request, until)

@@ -229,7 +229,7 @@ class HeldLease:
             self.backend.release_when_next_used(self._grant)
             self._released(ours=True)
         else:
-            renewer.release_soon(self)
+            renewer.releases.put(self)
 
     def give_back(self) -> None:
         """Release at the store now."""
@@ -251,7 +251,7 @@ class HeldLease:
         # Whatever becomes of the release, the lease is not to outlive this.
         self._renew = False
         self._releasing = True
-        renewer.release_soon(self, told=told)
+        renewer.releases.put(self, told=told)
 
     def drop(self) -> None:
         """Forget a lease that its caller will never see."""

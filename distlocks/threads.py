@@ -7,8 +7,12 @@ import queue
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from . import logs
+
+if TYPE_CHECKING:
+    from .backends.base import BaseBackend
 
 Job = Callable[[], object]
 Jobs = queue.SimpleQueue[Job | None]
@@ -96,3 +100,30 @@ class JobThreads:
             exc_info=error,
             thread=self._name,
         )
+
+
+class ThreadPerBackend:
+    """A thread for each lock backend, to talk to its store: one that hangs holds up no other."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads: dict[BaseBackend, JobThreads] = {}
+
+    def of(self, backend: BaseBackend) -> JobThreads:
+        """Called by finalisers: no lock here."""
+        threads = self._threads.get(backend)
+        if threads is None:
+            threads = JobThreads(f"{self._name}-{backend.alias}")
+            threads = self._threads.setdefault(backend, threads)
+        return threads
+
+    def forget(self, backend: BaseBackend) -> None:
+        """End the thread of a backend that is done with, after what it has to do."""
+        threads = self._threads.pop(backend, None)
+        if threads is not None:
+            threads.close(wait=False)
+
+    def join(self, timeout: float) -> None:
+        """Wait until each has done what was put to it so far, `timeout` seconds for each."""
+        for threads in list(self._threads.values()):
+            threads.join(timeout)

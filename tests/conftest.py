@@ -74,7 +74,7 @@ def no_lease_outlives_its_test() -> Iterator[None]:
     for lease in renewer.leases():
         if isinstance(lease, Lease):
             lease.drop()
-    renewer._retries.clear()
+    renewer.releases.give_up()
     journal._reset()
     waits._reset()
 

@@ -49,8 +49,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
 
     yield add
     # What could not be had is given back in the background, as long as there is such an alias.
-    renewer.settle_releases()
-    renewer._retries.clear()
+    renewer.releases.settle()
+    renewer.releases.give_up()
     locks.close_all()
     for name in names:
         # A connection that could not be opened cannot be closed either.

@@ -71,8 +71,8 @@ def server(
         yield private_server
         # What is still to be given back has nowhere to go.
         proxy.mode = "reset"
-        renewer.settle_releases()
-        renewer._retries.clear()
+        renewer.releases.settle()
+        renewer.releases.give_up()
     del connections["far"]
 
 

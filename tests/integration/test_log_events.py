@@ -161,7 +161,7 @@ def test_a_release_that_fails_after_its_transaction(
     lease = db_lock("a", ttl=30).acquire()
     with monkeypatch.context() as patch:
         patch.setattr(MemoryBackend, "release", refuse)
-        renewer.release_soon(lease)
+        renewer.releases.put(lease)
         renewer.join_workers()
         lock_clock.advance(5)
     lock_clock.advance(5)
@@ -175,7 +175,7 @@ def test_a_release_that_fails_after_its_transaction(
             "error": "connection refused",
         }
     ]
-    assert lease.owner_id not in renewer._failing
+    assert lease.owner_id not in renewer.releases._failing
 
 
 def test_a_lock_that_is_forced_free(events: Events) -> None:

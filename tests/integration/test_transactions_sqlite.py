@@ -250,8 +250,8 @@ def deferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         call_command("migrate", database=alias, verbosity=0, run_syncdb=True)
         yield alias
         # What could not be had is given back in the background, as long as there is such an alias.
-        renewer.settle_releases()
-        renewer._retries.clear()
+        renewer.releases.settle()
+        renewer.releases.give_up()
         connections[alias].close()
         del connections[alias]
 

@@ -242,7 +242,7 @@ def test_before_the_migration_that_it_needs_an_acquire_says_so(
         with pytest.raises(BackendUnavailable, match=f"manage.py migrate --database {empty}"):
             db_lock("a", backend=locks_in_empty, **options).acquire()
         # What was refused so plainly was not granted: nothing has to be taken back.
-        assert not renewer.has_releases
+        assert not renewer.releases.pending
     assert "distlocks.W002" in [message.id for message in locks[locks_in_empty].check_store()]
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from distlocks import BackendUnavailable, clock, renewal
+from distlocks import BackendUnavailable, clock, releases, renewal
 from distlocks.backends.base import BaseBackend
 from distlocks.claims import Claim, Extended, Extension, Grant, Request, to_us
 from distlocks.renewal import Renewer
@@ -489,10 +489,10 @@ def test_the_thread_ends_when_there_is_nothing_to_keep_and_begins_again(
 
 def test_a_release_takes_place_in_another_thread(renewer: Renewer, store: Store) -> None:
     lease = Lease(store)
-    renewer.release_soon(lease)
+    renewer.releases.put(lease)
     eventually(lambda: lease.gave_back)
     assert lease.gave_back == ["distlocks-worker-default"]
-    eventually(lambda: not renewer.has_releases)
+    eventually(lambda: not renewer.releases.pending)
 
 
 def test_a_release_is_tried_again_until_it_succeeds(
@@ -500,7 +500,7 @@ def test_a_release_is_tried_again_until_it_succeeds(
 ) -> None:
     lease = Lease(store, ttl=2)
     store.next = [down, down]
-    renewer.release_soon(lease)
+    renewer.releases.put(lease)
     eventually(lambda: lease.gave_back)
     assert "it is tried again until its lease ends: connection refused" in caplog.text
     assert caplog.text.count("could not be released yet") == 1
@@ -510,10 +510,10 @@ def test_after_its_deadline_a_release_is_not_tried_again(renewer: Renewer, store
     lease = Lease(store, ttl=2)
     lease.deadline = clock.lease_now()
     store.next = [down]
-    renewer.release_soon(lease)
-    eventually(lambda: not store.next and not renewer.has_releases)
+    renewer.releases.put(lease)
+    eventually(lambda: not store.next and not renewer.releases.pending)
     other = Lease(store, "other")
-    renewer.release_soon(other)
+    renewer.releases.put(other)
     eventually(lambda: other.gave_back)
     assert lease.gave_back == []
 
@@ -523,9 +523,9 @@ def test_an_unexpected_error_in_a_release_hinders_no_other(
 ) -> None:
     bad, good = Lease(store, "bad"), Lease(store, "good")
     store.next = [broken]
-    renewer.release_soon(bad)
+    renewer.releases.put(bad)
     eventually(lambda: not store.next)
-    renewer.release_soon(good)
+    renewer.releases.put(good)
     eventually(lambda: good.gave_back)
     assert bad.gave_back == []
     assert "a bug in the driver" in caplog.text
@@ -534,37 +534,37 @@ def test_an_unexpected_error_in_a_release_hinders_no_other(
 def test_who_settles_finds_done_what_was_due(renewer: Renewer, store: Store, gate: Gate) -> None:
     lease, other = Lease(store), Lease(Store("other"), "two")
     store.next = [gate]
-    renewer.release_soon(lease)
+    renewer.releases.put(lease)
     assert gate.entered.wait(10)
-    assert renewer.has_releases
-    settled = threading.Thread(target=renewer.settle_releases)
-    renewer.release_soon(other)
+    assert renewer.releases.pending
+    settled = threading.Thread(target=renewer.releases.settle)
+    renewer.releases.put(other)
     settled.start()
     eventually(lambda: other.gave_back)
     gate.open()
     settled.join(10)
     assert not settled.is_alive()
     assert lease.gave_back
-    assert not renewer.has_releases
+    assert not renewer.releases.pending
 
 
 def test_settling_does_not_wait_for_ever_for_a_store_that_hangs(
     renewer: Renewer, store: Store, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewal, "FLUSH_WITHIN", 0.01)
+    monkeypatch.setattr(releases, "FLUSH_WITHIN", 0.01)
     lease = Lease(store)
     store.next = [gate]
-    renewer.release_soon(lease)
+    renewer.releases.put(lease)
     assert gate.entered.wait(10)
-    renewer.settle_releases()
+    renewer.releases.settle()
     assert lease.gave_back == []
 
 
 def test_a_release_asked_for_by_a_finaliser_never_blocks(renewer: Renewer, store: Store) -> None:
     """Garbage may be collected anywhere, in the middle of the renewer's own work too."""
     lease = Lease(store)
-    with renewer._condition:
-        asking = threading.Thread(target=renewer.release_soon, args=(lease,))
+    with renewer._condition, renewer.releases._condition:
+        asking = threading.Thread(target=renewer.releases.put, args=(lease,))
         asking.start()
         asking.join(10)
         assert not asking.is_alive()
@@ -576,7 +576,7 @@ def test_a_request_that_nobody_knows_the_fate_of_is_abandoned(
 ) -> None:
     request = Request(claims=(Claim("a"),), owner_id="unknown", ttl_us=2_000_000)
     store.next = [down]
-    renewer.abandon_soon(cast(BaseBackend, store), request, clock.lease_now() + 2)
+    renewer.releases.abandon(cast(BaseBackend, store), request, clock.lease_now() + 2)
     eventually(lambda: store.abandoned == ["unknown"])
 
 
@@ -595,7 +595,7 @@ def test_releases_and_extensions_of_many_threads_do_not_get_in_each_others_way(
                 lease.over = True
                 renewer.discard(lease)
             else:
-                renewer.release_soon(lease)
+                renewer.releases.put(lease)
             if turn % 10 == 0:
                 time.sleep(0)
 
@@ -604,8 +604,8 @@ def test_releases_and_extensions_of_many_threads_do_not_get_in_each_others_way(
         thread.start()
     for thread in threads:
         thread.join()
-    renewer.settle_releases()
-    eventually(lambda: not renewer.has_releases)
+    renewer.releases.settle()
+    eventually(lambda: not renewer.releases.pending)
     assert sum(len(lease.gave_back) for lease in kept) == 200
     for lease in kept:
         renewer.discard(lease)

@@ -52,8 +52,8 @@ def make_scene(
     with ExitStack() as running:
 
         def close() -> None:
-            renewer.settle_releases()
-            renewer._retries.clear()
+            renewer.releases.settle()
+            renewer.releases.give_up()
             locks.close_all()
 
         def make(database: str = "postgres") -> Scene:

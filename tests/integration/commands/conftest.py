@@ -30,7 +30,7 @@ def run(databases: None) -> Iterator[Run]:
         return 0
 
     yield run
-    renewer.settle_releases()
+    renewer.releases.settle()
     connections.close_all()
 
 

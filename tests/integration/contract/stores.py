@@ -324,7 +324,7 @@ class Store:
         for lease in self._leases:
             with suppress(DistlocksError):
                 lease.release()
-        renewer.settle_releases()
+        renewer.releases.settle()
         self._aside.submit(connections.close_all)
         self._aside.shutdown()
 

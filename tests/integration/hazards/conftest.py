@@ -33,7 +33,7 @@ from tests.waiting import eventually
 
 def releases_to_come(alias: str) -> list[Any]:
     """What could not be given back yet, or is to be looked at again."""
-    return [late for _, _, late in list(renewer._retries) if late.backend.alias == alias]
+    return [late for late in renewer.releases.to_come() if late.backend.alias == alias]
 
 
 def zookeeper_servers() -> list[ZooKeeperServer]:
@@ -83,7 +83,7 @@ def proxied(
         proxy.cut()
         client.clean_up()
         # What is still to be given back is not to be tried in vain beside the tests after this.
-        eventually(lambda: not renewer.has_releases and not releases_to_come("proxied"))
+        eventually(lambda: not renewer.releases.pending and not releases_to_come("proxied"))
         locks.close_all()
         if "proxied" in connections.databases:
             connections["proxied"].close()

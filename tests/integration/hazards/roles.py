@@ -144,7 +144,7 @@ def be_stopped(alias: str, key: str) -> None:
         db_lock(key, backend=alias, timeout=20, ttl=30).acquire()
         say("had it")
     except TimeLimit:
-        renewer.settle_releases()
+        renewer.releases.settle()
         say("stopped")
     input()
 

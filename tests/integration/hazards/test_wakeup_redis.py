@@ -55,7 +55,7 @@ def woken(request: pytest.FixtureRequest, server: RedisServer) -> Iterator[Datab
         backend = locks["default"]
         assert isinstance(backend, DatabaseBackend)
         yield backend
-        renewer.settle_releases()
+        renewer.releases.settle()
         locks.close_all()
 
 

@@ -62,7 +62,7 @@ def make(
     monkeypatch.delattr(mail, "outbox", raising=False)
     with ExitStack() as changed:
         changed.callback(locks.close_all)
-        changed.callback(renewer.settle_releases)
+        changed.callback(renewer.releases.settle)
 
         def make(
             alias: str = "redlock",
