@@ -15,11 +15,12 @@ from django.utils.translation import gettext_lazy as _
 from .. import live
 from ..backends.base import BaseBackend
 from ..backends.database import DatabaseBackend
-from ..claims import INTENTION, Holder, Waiter
+from ..claims import INTENTION, Holder
 from ..handler import locks
 from ..keys import ancestors, check_key, key_of
 from ..live.asking import TIME
 from ..live.together import told
+from ..live.waiters import Waiting, in_queue
 from .addresses import address, url_of
 from .asked import EVER, State, of_key
 from .live import STATES
@@ -38,15 +39,15 @@ class Now:
     """What the store says of a key."""
 
     holders: list[Holder]
-    # None where the store does not know.
-    waiters: list[Waiter] | None
+    # None where the store keeps no queue.
+    waiters: list[Waiting] | None
 
 
 def now(backend: BaseBackend, name: str) -> Now:
     """Who has the key of this name, and who waits for it."""
     return Now(
         holders=backend.holders_of(name, limit=SHOWN_HOLDERS + 1),
-        waiters=backend.waiters(name) if backend.supports_waiters else None,
+        waiters=in_queue(backend, name),
     )
 
 

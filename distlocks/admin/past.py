@@ -15,7 +15,7 @@ from django.utils import timezone
 from ..backends.base import BaseBackend
 from ..histogram import percentile
 from ..history.waits import circles_of, told
-from ..live import waiters_of
+from ..live.waiters import Waiting, who_told
 from ..models import HOLD_COLUMNS, LockEvent, LockRollup, LockWaiter
 from ..patterns import OTHERS, pattern_of
 
@@ -31,7 +31,7 @@ class Past:
     """See the module."""
 
     events: list[LockEvent]
-    waiting: list[LockWaiter]
+    waiting: list[Waiting]
     # How many holds of keys like it took how long, in the last 24 hours: see histogram.
     holds: list[int]
     # Those that the lock is part of.
@@ -65,7 +65,7 @@ def past(backend: BaseBackend, name: str) -> Past:
     }
     return Past(
         events=list(events[:SHOWN_EVENTS]),
-        waiting=waiters_of(backend, name, SHOWN_WAITERS),
+        waiting=who_told(backend, name, SHOWN_WAITERS),
         holds=by_pattern.get(pattern_of(name)) or by_pattern.get(OTHERS) or [],
         circles=_circles(database, backend.alias, name),
     )

@@ -8,7 +8,6 @@ that is down or slow is told as such, and delays nobody.
 
 from .asking import NoAnswer, ask
 from .entries import COOLING, MODES, SORTS, Entry, Listing, StoreState, Wanted, mode_of
-from .queues import waiters_of
 from .together import listing, refresh
 
 __all__ = [
@@ -24,5 +23,4 @@ __all__ = [
     "listing",
     "mode_of",
     "refresh",
-    "waiters_of",
 ]

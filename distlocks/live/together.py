@@ -12,7 +12,7 @@ from itertools import islice
 from ..backends.base import BaseBackend
 from ..backends.database import DatabaseBackend
 from ..handler import locks
-from . import queues, tables
+from . import tables, waiters
 from .asking import TIME, ask
 from .entries import MAX_LISTED, SORTS, Entry, Found, Listing, StoreState, Wanted
 from .snapshots import watch
@@ -107,7 +107,7 @@ def _counts(
     databases = {one.params.history_database for one in backends.values() if one.recorded}
     answers = ask(
         {
-            f"history in {database}": (database, partial(queues.counts, database))
+            f"history in {database}": (database, partial(waiters.counts, database))
             for database in sorted(databases)
         }
     )

@@ -14,7 +14,7 @@ from ..exceptions import DistlocksError
 from ..handler import locks
 from ..history.waits import told
 from ..keys import check_key
-from .waiters import Waiting, circles_in, databases_of, from_row, in_queue
+from ..live.waiters import Waiting, circles_in, databases_of, from_row, in_queue
 
 # What a backend or a database says that cannot be asked.
 Unanswered = (DistlocksError, DatabaseError, ImproperlyConfigured)
@@ -111,7 +111,7 @@ def _add_waiters(
         names = {one.name for one in listed.values() if backend.alias in one.aliases}
         names |= {one.name for one in by_owner.values() if one.alias == backend.alias}
         try:
-            queued = [waiting for name in sorted(names) for waiting in in_queue(backend, name)]
+            queued = [one for name in sorted(names) for one in in_queue(backend, name) or ()]
         except Unanswered as error:
             found.errors[backend.alias] = str(error)
             continue

@@ -16,6 +16,7 @@ from ...claims import INTENTION
 from ...handler import locks
 from ...history.pruning import MINUTES_KEPT
 from ...history.rollups import HOUR, MINUTE, TOTAL
+from ...live.waiters import databases_of
 from ..arguments import (
     add_backends,
     chosen_aliases,
@@ -27,7 +28,6 @@ from ..arguments import (
 from ..findings import CRITICAL, UNKNOWN, WARNING, Findings, Measure, Thresholds, thresholds
 from ..listing import Listed, Listing, Unanswered, listing
 from ..shown import age, length, process
-from ..waiters import databases_of
 
 LIMITS = "WARNING[,CRITICAL]"
 COUNT = thresholds(whole_number("occurrences", 0, 10**9))

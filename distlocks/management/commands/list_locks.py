@@ -10,10 +10,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ... import facts
 from ...claims import INTENTION
 from ...keys import key_of
+from ...live.waiters import Waiting
 from ..arguments import add_backends, chosen_aliases, whole_number
 from ..listing import Listed, Listing, listing
 from ..shown import age, length, process, table, until
-from ..waiters import Waiting
 
 HEAD = ("KEY", "BACKEND", "MODE", "HELD BY", "LABEL", "FOR", "TIME LEFT")
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from django.db.models import Count
 
 from ..backends.base import BaseBackend
-from ..claims import from_us
+from ..claims import from_us, to_us
 from ..history.waits import circles_of, description
 from ..keys import check_key
+from ..models import LockWaiter
+from .entries import MAX_LISTED
 
-if TYPE_CHECKING:
-    from ..models import LockWaiter
+# By alias and name, how many wait.
+Counts = Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +71,10 @@ def from_row(row: LockWaiter) -> Waiting:
     )
 
 
-def in_queue(backend: BaseBackend, name: str) -> list[Waiting]:
-    """Whom the store has in its queue for a key, if it keeps one."""
+def in_queue(backend: BaseBackend, name: str) -> list[Waiting] | None:
+    """Whom the store has in its queue for a key; None if it keeps none."""
     if not backend.supports_waiters:
-        return []
+        return None
     return [
         Waiting(
             alias=backend.alias,
@@ -85,6 +90,34 @@ def in_queue(backend: BaseBackend, name: str) -> list[Waiting]:
         )
         for waiter in backend.waiters(name)
     ]
+
+
+def who_told(backend: BaseBackend, name: str, limit: int) -> list[Waiting]:
+    """Those who have told that they wait for the key, who do so after a second: the longest
+    first."""
+    rows = (
+        LockWaiter.objects.using(backend.params.history_database)
+        .filter(backend=backend.alias, key=name, valid_until__gt=to_us(time.time()))
+        .order_by("since", "owner_id")[:limit]
+    )
+    return list(map(from_row, rows))
+
+
+def counts(database: str) -> dict[str, dict[str, int]]:
+    """How many have told that they wait, by alias and key; of very many keys, of those with
+    most."""
+    rows = (
+        LockWaiter.objects.using(database)
+        .filter(valid_until__gt=to_us(time.time()))
+        .order_by()
+        .values_list("backend", "key")
+        .annotate(n=Count("owner_id"))
+        .order_by("-n", "key")[:MAX_LISTED]
+    )
+    found: dict[str, dict[str, int]] = {}
+    for alias, name, count in rows:
+        found.setdefault(alias, {})[name] = count
+    return found
 
 
 def circles_in(rows: Iterable[LockWaiter]) -> list[tuple[tuple[str, ...], str]]:
