@@ -3,19 +3,12 @@
 'use strict';
 {
     const region = document.querySelector('[data-live]');
-    const status = document.querySelector('[data-live-status]');
-    const pause = document.querySelector('[data-live-pause]');
     // Seconds.
     const LONGEST_PAUSE = 60;
-    const LONGEST_ANSWER = 15;
     // What a reader does with the page, which the server does not know.
     const OF_THE_READER = new Set(['open', 'hidden', 'disabled']);
-    const PAUSED = 'distlocks.paused';
 
     let updated = performance.now();
-    let failures = 0;
-    let timer = null;
-    let asking = null;
 
     /* Durations */
 
@@ -121,69 +114,6 @@
         return true;
     }
 
-    /* Asking for it */
-
-    const isPaused = () => pause.getAttribute('aria-pressed') === 'true';
-
-    function later() {
-        clearTimeout(timer);
-        timer = null;
-        if (isPaused() || document.hidden) {
-            return;
-        }
-        const every = Number(region.dataset.liveEvery);
-        const seconds = Math.min(every * 2 ** failures, Math.max(every, LONGEST_PAUSE));
-        timer = setTimeout(update, seconds * 1000);
-        if (failures) {
-            say(`${region.dataset.failed} ${duration(seconds)}.`);
-        }
-    }
-
-    async function update() {
-        const mine = asking = new AbortController();
-        let isThere = false;
-        try {
-            const given = AbortSignal.timeout(LONGEST_ANSWER * 1000);
-            const response = await fetch(region.dataset.live, {
-                credentials: 'same-origin',
-                signal: AbortSignal.any ? AbortSignal.any([mine.signal, given]) : mine.signal,
-            });
-            const html = await response.text();
-            if (mine.signal.aborted) {
-                return;
-            }
-            if (response.redirected || response.status === 403) {
-                say(region.dataset.gone);
-                return;
-            }
-            isThere = response.ok && show(html);
-        } catch (error) {
-            if (mine.signal.aborted) {
-                return;
-            }
-        }
-        failures = isThere ? 0 : failures + 1;
-        if (isThere) {
-            say('');
-        }
-        later();
-    }
-
-    function stop() {
-        clearTimeout(timer);
-        timer = null;
-        if (asking) {
-            asking.abort();
-            asking = null;
-        }
-    }
-
-    function say(text) {
-        if (status.textContent !== text) {
-            status.textContent = text;
-        }
-    }
-
     /* Selecting */
 
     function select() {
@@ -215,30 +145,13 @@
             }
             select();
         });
-        const press = pressed => {
-            pause.setAttribute('aria-pressed', String(pressed));
-            pause.textContent = pressed ? pause.dataset.resume : pause.dataset.pause;
-        };
-        pause.addEventListener('click', () => {
-            press(!isPaused());
-            sessionStorage.setItem(PAUSED, isPaused() ? '1' : '');
-            failures = 0;
-            say('');
-            stop();
-            if (!isPaused()) {
-                update();
-            }
-        });
-        document.addEventListener('visibilitychange', () => {
-            stop();
-            if (!document.hidden && !isPaused()) {
-                update();
-            }
-        });
-        pause.hidden = false;
-        press(sessionStorage.getItem(PAUSED) === '1');
         select();
         setInterval(count, 1000);
-        later();
+        distlocksRefresh({
+            url: region.dataset.live,
+            every: Number(region.dataset.liveEvery),
+            longest: LONGEST_PAUSE,
+            take: show,
+        });
     }
 }
