@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from django.core.checks import ERROR, WARNING
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
 
 from .. import conf
 from ..backends.base import BaseBackend
@@ -20,6 +20,7 @@ from ..backends.fastpath.row import DATABASE, REDIS
 from ..claims import from_us
 from ..exceptions import DistlocksError
 from ..handler import locks
+from ..live.asking import Answer, NoAnswer
 
 # Seconds that a page waits for the answers, and after which one is slow.
 PATIENCE = 2.0
@@ -57,36 +58,6 @@ class Health:
     authority: Authority | None = None
 
 
-class _Question:
-    """One backend that is being asked, in a thread of its own."""
-
-    def __init__(self, alias: str) -> None:
-        self.alias = alias
-        self.asked_at = time.monotonic()
-        self._answered = threading.Event()
-        self._answer: Health | None = None
-
-    def ask(self, done: Callable[[_Question], None]) -> None:
-        try:
-            self._answer = _health(self.alias, self.asked_at)
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-            self._answer = Health(alias=self.alias, state=DOWN, errors=[said])
-        finally:
-            done(self)
-            self._answered.set()
-            # Those that this thread has opened.
-            connections.close_all()
-
-    def answer(self, until: float) -> Health:
-        """What it has said by then."""
-        self._answered.wait(max(until - time.monotonic(), 0.0))
-        if self._answer is not None:
-            return self._answer
-        silent_for = time.monotonic() - self.asked_at
-        return Health(alias=self.alias, state=SILENT, seconds=silent_for)
-
-
 class Questions:
     """Who is being asked in this process.
 
@@ -99,30 +70,33 @@ class Questions:
 
     def reset(self) -> None:
         self._mutex = threading.Lock()
-        self._open: dict[str, _Question] = {}
+        # By alias: since when it has been asked, on the monotonic clock, and its answer.
+        self._asked: dict[str, tuple[float, Answer[Health]]] = {}
 
     def ask(self) -> Callable[[], list[Health]]:
         """Ask all of them; what is returned waits for their answers."""
         until = time.monotonic() + PATIENCE
-        questions = [self._question(alias) for alias in conf.aliases()]
-        return lambda: [question.answer(until) for question in questions]
+        asked = [(alias, *self._question(alias)) for alias in conf.aliases()]
+        return lambda: [_said(alias, since, answer, until) for alias, since, answer in asked]
 
-    def _question(self, alias: str) -> _Question:
+    def _question(self, alias: str) -> tuple[float, Answer[Health]]:
         with self._mutex:
-            question = self._open.get(alias)
-            if question is None:
-                question = self._open[alias] = _Question(alias)
-                threading.Thread(
-                    target=question.ask,
-                    args=[self._done],
-                    name=f"distlocks-health-{alias}",
-                    daemon=True,
-                ).start()
-            return question
+            asked = self._asked.get(alias)
+            if asked is None or asked[1].is_there:
+                since = time.monotonic()
+                answer = Answer(f"health-{alias}", partial(_health, alias, since))
+                asked = self._asked[alias] = since, answer.start()
+            return asked
 
-    def _done(self, question: _Question) -> None:
-        with self._mutex:
-            self._open.pop(question.alias, None)
+
+def _said(alias: str, since: float, answer: Answer[Health], until: float) -> Health:
+    """What it has said by then."""
+    try:
+        return answer.result(until)
+    except NoAnswer:
+        return Health(alias=alias, state=SILENT, seconds=time.monotonic() - since)
+    except Exception as error:
+        return Health(alias=alias, state=DOWN, errors=[f"{type(error).__name__}: {error}"])
 
 
 def _health(alias: str, asked_at: float) -> Health:

@@ -79,6 +79,11 @@ class Answer(Generic[T]):
             self._done.set()
         return self
 
+    @property
+    def is_there(self) -> bool:
+        """Whether it has come; result() does not wait then."""
+        return self._done.is_set()
+
     def result(self, until: float) -> T:
         """The answer, waited for until then on the monotonic clock; raises what went wrong, or
         NoAnswer."""
