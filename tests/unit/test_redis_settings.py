@@ -101,7 +101,7 @@ def test_who_asks_for_the_caches_database_gets_it() -> None:
         ({"url": URL, "incarnation_guard": False}, r"\['incarnation_guard'\] = False"),
         ({"url": URL, "min_replicas": -1}, r"\['min_replicas'\] must be"),
         ({"url": URL, "max_connections": 1}, r"\['max_connections'\] must be"),
-        ({"url": URL, "quarantine": -1}, r"\['quarantine'\] must not be negative"),
+        ({"url": URL, "quarantine": -1}, r"\['quarantine'\] = -1 is less than 0"),
         ({"url": URL, "quarantine": "long"}, r"\['quarantine'\] must be a number"),
         ({"url": URL, "connection": 1}, r"\['connection'\] must be a dict"),
         ({"url": URL, "sentinel": 1}, "unknown option 'sentinel'"),

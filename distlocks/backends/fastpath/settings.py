@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from django.db import connections
 
-from ...conf import InvalidSetting, Params, seconds
+from ...conf import Params
 from ...keys import MAX_LENGTH
 from ...waiting import DRIFT
 from ..aliases import WrongAlias, params_of
 from ..base import BaseBackend
 from ..database import DatabaseBackend
 from ..database.connected import is_in_memory
+from ..given import GivenOptions
 from ..redis import RedisBackend
 from ..redis.settings import is_namespace
 from .changes import Terms
@@ -35,29 +36,30 @@ LONGEST_NAMESPACE = MAX_LENGTH - 2
 Half = TypeVar("Half", bound=BaseBackend)
 
 
-class Settings:
+class Settings(GivenOptions):
     """The OPTIONS of one alias, checked."""
 
+    check = 23
+
     def __init__(self, backend: FastPathBackend) -> None:
-        self._options = backend.options
-        self._where = f"DISTLOCKS[{backend.alias!r}]['OPTIONS']"
+        super().__init__(backend)
         self._params = backend.params
         self.terms = Terms(
-            mode_lease=self._number("mode_lease", 5.0, LEAST_MODE_LEASE),
+            mode_lease=self.seconds("mode_lease", 5.0, LEAST_MODE_LEASE),
             max_ttl=self._params.max_ttl,
-            drift=self._number("drift", DRIFT, DRIFT),
-            skew=self._number("skew", 1.0, LEAST_SKEW),
-            return_after=self._number("return_after", 30.0, 0.0),
+            drift=self.seconds("drift", DRIFT, DRIFT),
+            skew=self.seconds("skew", 1.0, LEAST_SKEW),
+            return_after=self.seconds("return_after", 30.0, 0.0),
         )
         redis = self._params_of("redis", RedisBackend)
         self.database = self._params_of("database", DatabaseBackend)
         # Locks of its own in Redis, one set for each set of names in the table: nobody else's are
         # cleared when it returns there.
-        namespace = self._options.get(
+        namespace = self.options.get(
             "namespace", f"{redis.options.get('namespace', 'distlocks')}.fast"
         )
         if not is_namespace(namespace) or len(namespace) > LONGEST_NAMESPACE:
-            self._refuse(
+            self.refuse(
                 f"['namespace'] = {namespace!r} must be printable text without braces, of at most "
                 f"{LONGEST_NAMESPACE} characters.",
                 "Leave it out for the default.",
@@ -69,8 +71,8 @@ class Settings:
             namespace += f".{hashlib.sha256(prefix.encode()).hexdigest()[:8]}"
         self.redis = replace(redis, options={**redis.options, "namespace": namespace})
         if self.redis.options.get("incarnation_guard", "on") != "on":
-            self._refuse(
-                f"['redis'] = {self._options['redis']!r} has no incarnation guard.",
+            self.refuse(
+                f"['redis'] = {self.options['redis']!r} has no incarnation guard.",
                 "The fast path relies on it: leave 'incarnation_guard' out of its OPTIONS.",
             )
 
@@ -78,13 +80,13 @@ class Settings:
         """InvalidSetting if nobody else sees what is in it, or its clock cannot be asked."""
         vendor = connections[database.using].vendor
         if vendor not in VENDORS:
-            self._refuse(
-                f"['database'] = {self._options['database']!r} is on {vendor}.",
+            self.refuse(
+                f"['database'] = {self.options['database']!r} is on {vendor}.",
                 f"A fast path can have one of {', '.join(VENDORS)} behind Redis.",
             )
         if is_in_memory(connections[database.using]):
-            self._refuse(
-                f"['database'] = {self._options['database']!r} is a database in memory, which "
+            self.refuse(
+                f"['database'] = {self.options['database']!r} is a database in memory, which "
                 f"neither other processes nor other threads see.",
                 "Take a file; in tests, distlocks.testing.memory_locks takes the place of all "
                 "backends.",
@@ -92,14 +94,14 @@ class Settings:
 
     def half(self, kind: type[Half], name: str, params: Params) -> Half:
         """The backend of an alias, with the keys and the longest lease of the fast path."""
-        return kind(self._options[name], params)
+        return kind(self.options[name], params)
 
     def _params_of(self, name: str, kind: type[BaseBackend]) -> Params:
-        alias = self._options.get(name)
+        alias = self.options.get(name)
         try:
             params = params_of(alias, kind)
         except WrongAlias as error:
-            self._refuse(
+            self.refuse(
                 f"[{name!r}] = {alias!r} {error}.",
                 f"Name the alias of a {kind.__name__}; only its settings are used.",
             )
@@ -109,17 +111,3 @@ class Settings:
             ttl=self._params.ttl,
             max_ttl=self._params.max_ttl,
         )
-
-    def _number(self, name: str, default: float, least: float) -> float:
-        try:
-            value = seconds(self._options.get(name, default), f"{self._where}[{name!r}]")
-        except (TypeError, ValueError) as error:
-            raise InvalidSetting(23, str(error), "Leave it out for the default.") from error
-        if value < least:
-            self._refuse(
-                f"[{name!r}] = {value:g} is less than {least:g}.", "Leave it out for the default."
-            )
-        return value
-
-    def _refuse(self, problem: str, hint: str) -> NoReturn:
-        raise InvalidSetting(23, f"{self._where}{problem}", hint)

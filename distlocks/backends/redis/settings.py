@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from redis import ConnectionPool, RedisError
 from redis.connection import Connection, SSLConnection, parse_url
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from ...conf import InvalidSetting, seconds
+from ..given import GivenOptions
 from .place import Address, Cluster, Place, Sentinels, Single
 
 if TYPE_CHECKING:
@@ -37,12 +36,13 @@ OTHER_DATABASE = 14
 MAX_CONNECTIONS = 100
 
 
-class Settings:
+class Settings(GivenOptions):
     """The OPTIONS of one alias, checked."""
 
+    check = 18
+
     def __init__(self, backend: RedisBackend) -> None:
-        self.options = backend.options
-        self.where = f"DISTLOCKS[{backend.alias!r}]['OPTIONS']"
+        super().__init__(backend)
         self.max_ttl = backend.params.max_ttl
         named = [name for name in WHERE if name in self.options]
         if len(named) != 1:
@@ -60,15 +60,12 @@ class Settings:
             )
         self.min_replicas = self._number("min_replicas", 0, 0)
         self.max_connections = self._number("max_connections", None, 2)
-        self.failover_lag = self._seconds("failover_lag", 0.0)
-        self.quarantine = self._seconds("quarantine", self.max_ttl) + self.failover_lag
+        self.failover_lag = self.seconds("failover_lag", 0.0)
+        self.quarantine = self.seconds("quarantine", self.max_ttl) + self.failover_lag
 
     def place(self) -> Place:
         """Where the servers are. Connects to none."""
-        connection = self.options.get("connection", {})
-        if not isinstance(connection, Mapping):
-            self.refuse("['connection'] must be a dict.", "It holds arguments for redis-py.")
-        connection = dict(connection)
+        connection = self.arguments("redis-py")
         if "db" in self.options:
             connection["db"] = self._number("db", 0, 0)
         if "cache" in self.options:
@@ -178,20 +175,6 @@ class Settings:
                 "Leave it out for the default.",
             )
         return value
-
-    def _seconds(self, name: str, default: float) -> float:
-        try:
-            value = seconds(self.options.get(name, default), f"{self.where}[{name!r}]")
-        except (TypeError, ValueError) as error:
-            raise InvalidSetting(18, str(error), "Give seconds or a timedelta.") from error
-        if value < 0:
-            self.refuse(f"[{name!r}] must not be negative.", "0 does without it.")
-        return value
-
-    def refuse(self, problem: str, hint: str) -> NoReturn:
-        """Raise InvalidSetting."""
-        separator = "" if problem.startswith("[") else " "
-        raise InvalidSetting(18, f"{self.where}{separator}{problem}", hint)
 
 
 def is_namespace(namespace: object) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from ...conf import InvalidSetting, seconds
+from ...conf import InvalidSetting
+from ..given import GivenOptions
 from ..redis import RedisBackend
 from ..redis.settings import is_namespace
 
@@ -31,16 +31,17 @@ NODE_TIMEOUT = 1.0
 CLOCK_SKEW = 1.0
 
 
-class Settings:
+class Settings(GivenOptions):
     """The OPTIONS of one alias, checked."""
 
+    check = 50
+
     def __init__(self, backend: RedlockBackend) -> None:
-        self._options = backend.options
-        self._where = f"DISTLOCKS[{backend.alias!r}]['OPTIONS']"
+        super().__init__(backend)
         self._alias = backend.alias
         self._params = backend.params
-        self.clock_skew = self._seconds("clock_skew", CLOCK_SKEW, 0.0)
-        self.node_timeout = self._seconds("node_timeout", NODE_TIMEOUT, 0.01)
+        self.clock_skew = self.seconds("clock_skew", CLOCK_SKEW, 0.0)
+        self.node_timeout = self.seconds("node_timeout", NODE_TIMEOUT, 0.01)
         # Twice: a token that was agreed upon may be ahead of this server by the difference of the
         # clocks, and what was proposed for it ahead of the other by as much.
         self.tokens_ahead = 2 * self.clock_skew
@@ -49,9 +50,9 @@ class Settings:
 
     def halves(self) -> list[RedisBackend]:
         """A Redis backend for each server, which knows how to speak with it."""
-        servers = self._options.get("servers")
+        servers = self.options.get("servers")
         if not isinstance(servers, list | tuple) or len(servers) < FEWEST:
-            self._refuse(
+            self.refuse(
                 f"['servers'] must be a list of the URLs of at least {FEWEST} servers, not "
                 f"{servers!r}.",
                 "For instance ['redis://10.0.0.1:6379/1', 'redis://10.0.0.2:6379/1', …]: five "
@@ -61,16 +62,13 @@ class Settings:
         addresses = [str(half.place) for half in halves]
         for address in addresses:
             if addresses.count(address) > 1:
-                self._refuse(
+                self.refuse(
                     f"['servers'] names {address} more than once.",
                     "One server is one vote: name others, or fewer.",
                 )
         return halves
 
     def _half(self, number: int, url: Any) -> RedisBackend:
-        connection = self._options.get("connection", {})
-        if not isinstance(connection, Mapping):
-            self._refuse("['connection'] must be a dict.", "It holds arguments for redis-py.")
         timeouts = {
             "socket_timeout": self.node_timeout,
             "socket_connect_timeout": self.node_timeout,
@@ -79,37 +77,23 @@ class Settings:
             "url": url,
             "namespace": self._namespace(),
             "quarantine": self.quarantine,
-            "connection": {**timeouts, **connection},
+            "connection": {**timeouts, **self.arguments("redis-py")},
         }
         for name in ("db", "max_connections", "incarnation_guard"):
-            if name in self._options:
-                options[name] = self._options[name]
+            if name in self.options:
+                options[name] = self.options[name]
         try:
             return RedisBackend(self._alias, replace(self._params, options=options))
         except InvalidSetting as fault:
-            message = fault.message.removeprefix(self._where).removeprefix("['url'] ")
-            self._refuse(f"['servers'][{number}] = {url!r}: {message}", fault.hint)
+            message = fault.message.removeprefix(self.where).removeprefix("['url'] ")
+            self.refuse(f"['servers'][{number}] = {url!r}: {message}", fault.hint)
 
     def _namespace(self) -> str:
-        namespace = self._options.get("namespace", "distlocks")
+        namespace = self.options.get("namespace", "distlocks")
         if not is_namespace(namespace):
-            self._refuse(
+            self.refuse(
                 f"['namespace'] = {namespace!r} must be printable text without braces.",
                 "All names in Redis begin with it; the default is 'distlocks'.",
             )
         # A Redis backend may use one of the servers too.
         return f"{namespace}.redlock"
-
-    def _seconds(self, name: str, default: float, least: float) -> float:
-        try:
-            value = seconds(self._options.get(name, default), f"{self._where}[{name!r}]")
-        except (TypeError, ValueError) as error:
-            raise InvalidSetting(50, str(error), "Give seconds or a timedelta.") from error
-        if value < least:
-            self._refuse(
-                f"[{name!r}] = {value:g} is less than {least:g}.", "Leave it out for the default."
-            )
-        return value
-
-    def _refuse(self, problem: str, hint: str) -> NoReturn:
-        raise InvalidSetting(50, f"{self._where}{problem}", hint)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kazoo.security import ACL, CREATOR_ALL_ACL
 
-from ...conf import InvalidSetting, seconds
+from ..given import GivenOptions
 from .nodes import node_of
 
 if TYPE_CHECKING:
     from .backend import ZooKeeperBackend
 
 NAMES = ("hosts", "path", "timeout", "auth", "acl", "connection")
-# The number of the system check that reports a wrong option.
-WRONG = 40
 # Seconds.
 TIMEOUT = 5.0
 # Of KazooClient's arguments: what distlocks says itself.
@@ -26,12 +24,13 @@ RESERVED = {"hosts", "timeout", "handler", "connection_retry", "command_retry", 
 }
 
 
-class Settings:
+class Settings(GivenOptions):
     """The OPTIONS of one alias, checked."""
 
+    check = 40
+
     def __init__(self, backend: ZooKeeperBackend) -> None:
-        self.options = backend.options
-        self.where = f"DISTLOCKS[{backend.alias!r}]['OPTIONS']"
+        super().__init__(backend)
         self.alias = backend.alias
         # Seconds: how long a session is to last without a sign of life.
         self.session_timeout = backend.params.max_ttl
@@ -70,11 +69,7 @@ class Settings:
         return str(path)
 
     def _timeout(self) -> float:
-        try:
-            default = min(TIMEOUT, self.session_timeout / 3)
-            value = seconds(self.options.get("timeout", default), f"{self.where}['timeout']")
-        except (TypeError, ValueError) as error:
-            raise InvalidSetting(WRONG, str(error), "Give seconds or a timedelta.") from error
+        value = self.seconds("timeout", min(TIMEOUT, self.session_timeout / 3))
         if value <= 0:
             self.refuse(f"['timeout'] is {value:g} s.", "Give what a request may take.")
         return value
@@ -113,16 +108,10 @@ class Settings:
         )
 
     def _connection(self) -> dict[str, Any]:
-        connection = self.options.get("connection", {})
-        if not isinstance(connection, Mapping):
-            self.refuse("['connection'] must be a dict.", "It holds arguments for KazooClient.")
+        connection = self.arguments("KazooClient")
         if taken := RESERVED & connection.keys():
             self.refuse(
                 f"['connection'] has {', '.join(sorted(taken))}, which distlocks gives itself.",
                 "Leave it out, or use the option of its own: see the reference.",
             )
-        return dict(connection)
-
-    def refuse(self, problem: str, hint: str) -> NoReturn:
-        """Raise InvalidSetting."""
-        raise InvalidSetting(WRONG, f"{self.where}{problem}", hint)
+        return connection
