@@ -117,7 +117,12 @@ class FaultProxy:
 
     async def _close(self) -> None:
         self._server.close()
-        await self._cut()
+        # One that was accepted just now is not among those that are served yet.
+        while len(asyncio.all_tasks()) > 1:
+            await self._cut()
+            await asyncio.sleep(0)
+        # Transports close in the round after they have been told to.
+        await asyncio.sleep(0)
 
     async def _finish(self) -> None:
         tasks = list(self._tasks)

@@ -5,6 +5,7 @@ Whatever becomes of it, its command never goes on beside the next holder.
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,10 +23,23 @@ WITH_LOCK = """
 from django.core.management import execute_from_command_line
 execute_from_command_line(["manage.py", "with_lock", *args])
 """
-# Says that it is there, and what it is sent.
-LISTENS = "trap 'echo TERM; exit 5' TERM; trap 'echo HUP' HUP; {}"
-DEAF = "trap '' TERM HUP; {}"
-GOES_ON = "echo $$; while :; do sleep 0.01; done"
+# Says that it is there, and what it is sent. No shell: those lose a signal now and then, while they
+# start something.
+LISTENS = (
+    sys.executable,
+    "-c",
+    """
+import os, signal
+heard = (signal.SIGTERM, signal.SIGHUP)
+signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+print(os.getpid(), flush=True)
+while (number := signal.sigwait(heard)) != signal.SIGTERM:
+    print("HUP", flush=True)
+print("TERM", flush=True)
+os._exit(5)
+""",
+)
+DEAF = ("sh", "-c", "trap '' TERM HUP; echo $$; while :; do sleep 0.01; done")
 
 Begin = Callable[..., Child]
 
@@ -58,7 +72,7 @@ WAITS: dict[str, Callable[[str], bool]] = {
 
 class TestSignals:
     def test_they_are_the_commands(self, begin: Begin, key: str) -> None:
-        child = begin(key, "--", "sh", "-c", LISTENS.format(GOES_ON))
+        child = begin(key, "--", *LISTENS)
         child.readline()
         processes.send(child.pid, signal.SIGHUP)
         assert child.readline() == "HUP"
@@ -69,7 +83,7 @@ class TestSignals:
         assert "Traceback" not in child.errors
 
     def test_of_a_command_that_goes_on_the_lock_is_kept(self, begin: Begin, key: str) -> None:
-        child = begin("--ttl", "1", key, "--", "sh", "-c", DEAF.format(GOES_ON))
+        child = begin("--ttl", "1", key, "--", *DEAF)
         pid = int(child.readline())
         processes.send(child.pid, signal.SIGTERM)
         processes.send(child.pid, signal.SIGHUP)
@@ -104,7 +118,7 @@ class TestWithoutWhoRenews:
         self, begin: Begin, key: str, number: signal.Signals
     ) -> None:
         """Killed, or paused, which nobody would hear of."""
-        child = begin("--ttl", "1", "--grace", "0.4", key, "--", "sh", "-c", DEAF.format(GOES_ON))
+        child = begin("--ttl", "1", "--grace", "0.4", key, "--", *DEAF)
         pid = int(child.readline())
         child.expected_to_fail = True
         processes.send(child.pid, number)
@@ -114,7 +128,7 @@ class TestWithoutWhoRenews:
         assert child.wait() == (75 if number == signal.SIGSTOP else -9)
 
     def test_one_that_listens_ends_at_once(self, begin: Begin, key: str) -> None:
-        child = begin(key, "--", "sh", "-c", LISTENS.format(GOES_ON))
+        child = begin(key, "--", *LISTENS)
         pid = int(child.readline())
         processes.send(child.pid, signal.SIGKILL)
         assert child.readline() == "TERM"
@@ -124,7 +138,7 @@ class TestWithoutWhoRenews:
 
     @pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux tells children of it")
     def test_nor_without_its_keeper(self, begin: Begin, key: str) -> None:
-        child = begin(key, "--", "sh", "-c", DEAF.format(GOES_ON))
+        child = begin(key, "--", *DEAF)
         pid = int(child.readline())
         processes.send(keeper_of(child), signal.SIGKILL)
         assert child.wait() == 71
@@ -134,7 +148,7 @@ class TestWithoutWhoRenews:
 
     @pytest.mark.skipif(not Path("/proc/self").exists(), reason="only Linux tells children of it")
     def test_nor_without_both(self, begin: Begin, key: str) -> None:
-        child = begin(key, "--", "sh", "-c", DEAF.format(GOES_ON))
+        child = begin(key, "--", *DEAF)
         pid = int(child.readline())
         keeper = keeper_of(child)
         # So that nobody notices that the other is gone.
@@ -150,7 +164,7 @@ class TestTheLease:
     def test_a_command_whose_lock_is_freed_by_an_operator_is_stopped(
         self, begin: Begin, key: str
     ) -> None:
-        child = begin("--ttl", "1", key, "--", "sh", "-c", LISTENS.format(GOES_ON))
+        child = begin("--ttl", "1", key, "--", *LISTENS)
         child.readline()
         force_release(key)
         assert child.readline() == "TERM"

@@ -112,11 +112,11 @@ class TestTold:
 
 HOLD_AND_WAIT = """
     from distlocks import LockTimeout, db_lock
-    mine = db_lock(own[0], backend=own[1], ttl=2).acquire()
+    mine = db_lock(own[0], backend=own[1], ttl=4).acquire()
     print("holds")
     input()
     try:
-        db_lock(wanted[0], backend=wanted[1], timeout=60, ttl=2).acquire()
+        db_lock(wanted[0], backend=wanted[1], timeout=60, ttl=4).acquire()
     except LockTimeout:
         pass
     print("done")
