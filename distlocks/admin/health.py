@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from .. import conf
 from ..backends.base import BaseBackend
-from ..backends.fastpath.row import DATABASE, REDIS
+from ..backends.phases import DATABASE, REDIS
 from ..claims import from_us
 from ..exceptions import DistlocksError
 from ..handler import locks

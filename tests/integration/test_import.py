@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.servers.watchdog import ROOT
@@ -122,6 +123,79 @@ with db_lock("a"):
         databases={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
     )
     assert roots(found["all"]) & {*HEAVY} == {"sqlite3"}
+
+
+WITHOUT_EXTRAS = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import django
+from django.conf import settings
+
+settings.configure(
+    SECRET_KEY="only for tests",
+    ALLOWED_HOSTS=["testserver"],
+    ROOT_URLCONF="tests.urls",
+    STATIC_URL="static/",
+    USE_TZ=True,
+    INSTALLED_APPS=[
+        *(f"django.contrib.{{app}}" for app in
+          ("contenttypes", "auth", "sessions", "messages", "admin", "staticfiles")),
+        "distlocks",
+    ],
+    MIDDLEWARE=[
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ],
+    TEMPLATES=[{{
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {{"context_processors": [
+            "django.template.context_processors.request",
+            "django.contrib.auth.context_processors.auth",
+            "django.contrib.messages.context_processors.messages",
+        ]}},
+    }}],
+    DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": {database!r}}}}},
+)
+django.setup()
+from contextlib import suppress
+from django.core.management import CommandError, call_command, get_commands
+from django.test import Client
+
+call_command("check", fail_level="ERROR")
+call_command("migrate", verbosity=0)
+from distlocks import db_lock
+from django.contrib.auth.models import User
+
+client = Client()
+client.force_login(User.objects.create_superuser("olga"))
+with db_lock("a"):
+    for page in ("lock", "lockrollup", "lockevent"):
+        assert client.get(f"/admin/distlocks/{{page}}/").status_code == 200, page
+    for name, app in get_commands().items():
+        if app == "distlocks" and name not in ("with_lock", "release_lock"):
+            # Two of them are for backends that are not configured here, and say so.
+            with suppress(CommandError):
+                call_command(name)
+call_command("with_lock", "a", "--", "true")
+db_lock("a").acquire()
+call_command("release_lock", "a", "--yes")
+"""
+
+
+def test_without_the_extras_all_of_it_works(tmp_path: Path) -> None:
+    """The core needs only Django: its admin, checks, migrations and commands too."""
+    missing = {"redis", "django_redis", "psycopg", "kazoo", "prometheus_client"}
+    script = WITHOUT_EXTRAS.format(missing=missing, database=str(tmp_path / "db.sqlite3"))
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_package_can_be_imported_before_the_settings_are_there() -> None:

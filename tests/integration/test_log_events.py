@@ -25,8 +25,9 @@ from distlocks import (
 )
 from distlocks.backends.database.listener import Listener
 from distlocks.backends.fastpath.authority import Authority
-from distlocks.backends.fastpath.row import DRAIN, Row
+from distlocks.backends.fastpath.row import Row
 from distlocks.backends.memory import MemoryBackend
+from distlocks.backends.phases import DRAIN
 from distlocks.backends.redis.turns import Turns
 from distlocks.backends.wakeups import Wakeups
 from distlocks.claims import Extended

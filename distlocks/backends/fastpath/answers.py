@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ... import clock
 from ...claims import MICROSECOND, Denial, Extended, Extension, Request
 from ...exceptions import BackendUnavailable
+from ..phases import DRAIN
 from .changes import OFTEN, Mode, Terms
-from .row import DRAIN
 
 
 def nobody_grants(request: Request, mode: Mode, terms: Terms) -> Denial:

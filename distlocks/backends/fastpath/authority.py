@@ -18,8 +18,9 @@ from ...claims import to_us
 from ...exceptions import BackendUnavailable
 from ...identity import host, pid
 from ...threads import JobThreads
+from ..phases import DATABASE, REDIS, SAID
 from .changes import OFTEN, Changes, Mode, Terms
-from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
+from .row import AuthorityRow, Row
 from .servers import Servers, epoch_word
 
 # Seconds for which an acquire waits for the row to be read.
@@ -322,11 +323,3 @@ class Authority:
             made_here=made_here,
         )
         self._changed(row, made_here)
-
-
-SAID = {
-    REDIS: "Redis grants",
-    DRAIN: "nobody grants until the leases from Redis have ended, then the database",
-    DATABASE: "the database grants",
-    CLOSING: "nobody grants until the leases from the database have ended, then Redis",
-}

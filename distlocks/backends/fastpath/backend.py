@@ -26,13 +26,14 @@ from .. import promises
 from ..base import BaseBackend
 from ..database import DatabaseBackend
 from ..offload import offload
+from ..phases import CLOSING, DATABASE, DRAIN, REDIS
 from ..redis import RedisBackend
 from ..redis.backend import NotOpen
 from ..redis.links import TooManyConnections
 from .answers import ByStore, nobody_grants, running_out
 from .authority import Authority
 from .changes import Mode
-from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
+from .row import AuthorityRow, Row
 from .servers import Servers
 from .settings import NAMES, Settings
 

@@ -15,7 +15,8 @@ from ... import clock
 from ...claims import MICROSECOND, to_us
 from ...exceptions import BackendUnavailable
 from ...threads import JobThreads
-from .row import CLOSING, DATABASE, DRAIN, REDIS, AuthorityRow, Row
+from ..phases import CLOSING, DATABASE, DRAIN, REDIS
+from .row import AuthorityRow, Row
 from .servers import Servers
 
 # Seconds between two looks at the row while the authority is changing.

@@ -13,8 +13,7 @@ from ...conf import aliases
 from ...exceptions import BackendUnavailable
 from ..aliases import WrongAlias, params_of
 from ..database import DatabaseBackend
-from .authority import SAID
-from .row import REDIS
+from ..phases import REDIS, SAID
 
 if TYPE_CHECKING:
     from .backend import FastPathBackend

@@ -19,8 +19,6 @@ from ..database.channels import Session
 if TYPE_CHECKING:
     from ..database import DatabaseBackend
 
-REDIS, DRAIN, DATABASE, CLOSING = "redis", "drain", "db", "closing"
-
 COLUMNS = (
     "epoch, phase, why, mode_lease, max_ttl, patience, since, unhealthy_at, pinned, ends_leases"
 )

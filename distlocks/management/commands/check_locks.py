@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db.models import Sum
 
 from ... import facts
+from ...backends.phases import REDIS, SAID
 from ...claims import INTENTION
 from ...handler import locks
 from ...history.pruning import MINUTES_KEPT
@@ -137,9 +138,6 @@ def probe(findings: Findings, aliases: list[str], options: dict[str, Any]) -> st
 
 def check_granting(findings: Findings, aliases: list[str]) -> None:
     """Whether the stores grant that could."""
-    from ...backends.fastpath.authority import SAID
-    from ...backends.fastpath.row import REDIS
-
     for alias in aliases:
         backend: Any = locks[alias]
         try:

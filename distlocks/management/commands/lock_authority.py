@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from ...backends.phases import SAID
 from ...claims import MICROSECOND, from_us
 from ...clock import Clock
 from ...exceptions import BackendUnavailable
@@ -95,8 +96,6 @@ class Command(BaseCommand):
         )
 
     def _tell(self, backend: FastPathBackend, mode: Mode) -> None:
-        from ...backends.fastpath.authority import SAID
-
         row = mode.row
         since = (row.now_us - row.since_us) / MICROSECOND
         pinned = ", pinned until --return" if row.pinned else ""
