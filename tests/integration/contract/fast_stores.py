@@ -6,7 +6,7 @@ from django.conf import settings
 
 from distlocks import clock
 from distlocks.backends.fastpath import FastPathBackend
-from distlocks.backends.fastpath.row import DATABASE
+from distlocks.backends.phases import DATABASE
 from distlocks.backends.redis import RedisBackend
 from distlocks.models import Lock, LockAuthority
 from tests.integration.contract.redis_stores import RedisStore
