@@ -116,11 +116,14 @@ class FaultProxy:
         await self._finish()
 
     async def _close(self) -> None:
-        self._server.close()
-        # One that was accepted just now is not among those that are served yet.
+        # One that was accepted just now is not among those that are served yet, and would never be
+        # closed if the server were before.
+        for listening in self._server.sockets:
+            self._loop.remove_reader(listening.fileno())
         while len(asyncio.all_tasks()) > 1:
             await self._cut()
             await asyncio.sleep(0)
+        self._server.close()
         # Transports close in the round after they have been told to.
         await asyncio.sleep(0)
 

@@ -19,10 +19,10 @@ def test_an_acquire_that_ignores_the_expiry_is_caught(
 ) -> None:
     rig = make_rig(store, control="ignores_expiry")
     holder, other = rig.start("follower"), rig.start("follower")
-    rig.order(holder, "hold", key=rig.keys[0], ttl=TTL, renew=True)
+    rig.order(holder, "hold", key=rig.keys[0], ttl=20.0, renew=False)
     rig.hear(holder, "holding")
 
-    rig.order(other, "inherit", key=rig.keys[0], ttl=TTL, timeout=0)
+    rig.order(other, "inherit", key=rig.keys[0], ttl=20.0, timeout=0)
     assert rig.hear(other, "asked")["granted"]
 
     rig.order(other, "release")
