@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,9 @@ class Renewer:
         self._reset()
 
     def _reset(self) -> None:
+        # Held while what is due is taken and handed to the workers: between the two it is neither
+        # due nor under way.
+        self._acting = threading.Lock()
         self._mutex = threading.Lock()
         self._condition = threading.Condition(self._mutex)
         self._thread: threading.Thread | None = None
@@ -120,30 +123,38 @@ class Renewer:
     def _run(self) -> None:
         idle_since = lease_now()
         while True:
-            with self._condition:
-                now = lease_now()
-                due, retries = self._take_due(now), self.releases.take_due(now)
-                if not (due or retries):
-                    again = self.releases.next_due()
-                    if self._ticks or again < math.inf:
-                        idle_since = now
-                    elif now - idle_since > IDLE_AFTER:
-                        self._thread = None
-                        return
-                    self._planned = min(
-                        self._order[0] * TICK if self._order else now + LINGER, again
-                    )
-                    self._condition.wait(max(self._planned - now, 0.0))
-                    self._planned = -math.inf
-                    continue
             try:
-                for lease in retries:
-                    self.releases.put(lease)
-                self._act(due, now)
+                with self._acting:
+                    busy = self._do_what_is_due()
             except Exception:
                 # Without this thread no lease of the process would be kept any more.
                 with suppress(Exception):
                     logger.exception("The renewal of locks has failed once; it goes on")
+                continue
+            if busy:
+                continue
+            with self._condition:
+                now = lease_now()
+                again = self.releases.next_due()
+                if self._ticks or again < math.inf:
+                    idle_since = now
+                elif now - idle_since > IDLE_AFTER:
+                    self._thread = None
+                    return
+                self._planned = min(self._order[0] * TICK if self._order else now + LINGER, again)
+                self._condition.wait(max(self._planned - now, 0.0))
+                self._planned = -math.inf
+
+    def _do_what_is_due(self) -> bool:
+        """Hand it to the workers; whether there was any."""
+        now = lease_now()
+        with self._condition:
+            due = self._take_due(now)
+        retries = self.releases.take_due(now)
+        for lease in retries:
+            self.releases.put(lease)
+        self._act(due, now)
+        return bool(due or retries)
 
     def _take_due(self, now: float) -> list[Renewable]:
         due: list[Renewable] = []
@@ -233,15 +244,19 @@ class Renewer:
         with self._condition:
             return min(min(self._ticks, default=math.inf) * TICK, self.releases.next_due())
 
-    def run_due(self) -> None:
-        """Do now, in this thread, what is due."""
-        with self._condition:
-            now = lease_now()
-            due, retries = self._take_due(now), self.releases.take_due(now)
-        for lease in retries:
-            self.releases.put(lease)
-        self._act(due, now)
-        self.join_workers()
+    def run_due(self, go_to: Callable[[float], bool] | None = None) -> None:
+        """Do now, in this thread, what is due.
+
+        Then, with `go_to`, what is due next, and so on: it sets the lease clock to that moment, or
+        says that this is too late.
+        """
+        while True:
+            # No other thread does a part of it meanwhile, while the clock goes on.
+            with self._acting:
+                self._do_what_is_due()
+                self.join_workers()
+                if go_to is None or not go_to(self.next_due()):
+                    return
 
     def join_workers(self) -> None:
         """Wait for the extensions and releases under way."""

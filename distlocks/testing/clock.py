@@ -45,12 +45,12 @@ class FakeClock(clock.Clock):
         if seconds < 0:
             raise ValueError(f"A clock cannot be set back ({seconds:g} s).")
         target = self._now + seconds
-        # Another thread's advance may have begun some.
-        renewer.join_workers()
-        while (due := renewer.next_due()) <= target:
-            self._set(max(due, self._now))
-            renewer.run_due()
-        self._set(target)
+
+        def go_to(due: float) -> bool:
+            self._set(min(due, target))
+            return due <= target
+
+        renewer.run_due(go_to)
         flush_events()
 
     def _set(self, now: float) -> None:

@@ -20,6 +20,7 @@ from distlocks import LeaseLost, LockTimeout, db_lock, locks, signals
 from distlocks.backends.memory import MemoryBackend
 from distlocks.claims import Extended
 from distlocks.clock import lease_now
+from distlocks.renewal import renewer
 from distlocks.testing import FakeClock, fake_clock, flush_events, memory_locks
 from tests.servers.watchdog import ROOT
 
@@ -342,6 +343,33 @@ def test_an_advance_waits_for_the_renewals_that_another_one_began(
     assert not lease.lost
     # Nor does the shorter one set the clock back.
     assert clock.now() >= began + 100
+    lease.release()
+
+
+def test_an_advance_waits_for_what_another_thread_is_about_to_renew(
+    clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that keeps leases may look just when one is due."""
+    lease = db_lock("a", ttl=30).acquire()
+    act, taken, go_on = renewer._act, threading.Event(), threading.Event()
+
+    def slowly(due: Any, now: float) -> None:
+        if due and threading.current_thread() is renewer._thread:
+            taken.set()
+            assert go_on.wait(20)
+        act(due, now)
+
+    monkeypatch.setattr(renewer, "_act", slowly)
+    clock._set(clock.now() + 12)
+    renewer._look_by(clock.now())
+    assert taken.wait(20)
+    advance = threading.Thread(target=clock.advance, args=(100,))
+    advance.start()
+    # If it does not wait, it is done in no time.
+    advance.join(0.2)
+    go_on.set()
+    advance.join(20)
+    assert not lease.lost
     lease.release()
 
 
