@@ -107,14 +107,14 @@ class TestFailingRenewal:
         self, store: Store, key: str, start: Callable[..., Future[Any]]
     ) -> None:
         """A transaction that keeps the whole database locked for less than a lease."""
-        lease = store.hold(key, ttl=2)
+        lease = store.hold(key, ttl=4)
         first = lease.deadline
         began = lease_now()
 
         def write_for_a_while() -> None:
             with closing(connections[store.using].copy()) as other, other.cursor() as cursor:
                 cursor.execute("BEGIN IMMEDIATE")
-                eventually(lambda: lease_now() > began + 0.8)
+                eventually(lambda: lease_now() > began + 1.5)
                 cursor.execute("ROLLBACK")
 
         start(write_for_a_while).result(20)
