@@ -327,7 +327,7 @@ def test_a_killed_servers_job_comes_free_with_its_lease(mortal_servers: list[Ser
     token = last_run(beta, "orphan")["fencing_token"]
     taken = wait_for(lambda: _if_done(beta, "orphan"), LEASE_SECONDS + 5)
     waited = datetime.fromisoformat(taken["started_at"]) - killed_at
-    assert waited.total_seconds() < LEASE_SECONDS + 1
+    assert waited.total_seconds() < LEASE_SECONDS + 3
     assert taken["server"] == "beta"
     assert taken["fencing_token"] > token
     # Its own record could not be finished; the board tells from the lock that it is over.

@@ -312,7 +312,7 @@ def test_a_store_that_is_down_is_told_of_and_delays_nobody(
     with override_settings(DISTLOCKS={"default": settings.DISTLOCKS["default"], "down": entry}):
         began = time.monotonic()
         response = admin_client.get(LIST)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert keys(response) == ["here"]
         assert words in text(response)
         (state,) = [store for store in response.context["found"].stores if store.alias == "down"]

@@ -233,7 +233,7 @@ def test_a_renewal_that_hangs_hides_no_deadline(
     server: PostgresServer, proxy: FaultProxy, key: str
 ) -> None:
     lost: list[Lease] = []
-    with db_lock(f"{key} elsewhere", ttl=2, backend="postgres") as elsewhere:
+    with db_lock(f"{key} elsewhere", ttl=4, backend="postgres") as elsewhere:
         lease = db_lock(key, ttl=1, backend="far", on_lost=lost.append).acquire()
         proxy.mode = "blackhole"
         eventually(lambda: lost == [lease])

@@ -216,7 +216,7 @@ class TestSilentHolder:
     def test_cut_off(
         self, store: AdvisoryStore, proxied: AdvisoryStore, proxy: FaultProxy, key: str
     ) -> None:
-        lease = proxied.hold(key, ttl=1.5)
+        lease = proxied.hold(key, ttl=3)
         first = lease.deadline
         eventually(lambda: lease.deadline > first)
         proxy.mode = "blackhole"

@@ -155,9 +155,9 @@ def _look_at_the_parents(alias: str, key: str, lease: Lease) -> dict[str, Any]:
             found[verb] = str(lost)
     found["denied"] = db_lock(f"{key}:parent", backend=alias, timeout=0).try_acquire() is None
     # It can take locks of its own, and they are renewed.
-    own = db_lock(f"{key}:child", backend=alias, ttl=2, timeout=5).acquire()
+    own = db_lock(f"{key}:child", backend=alias, ttl=4, timeout=5).acquire()
     first = own.deadline
-    eventually(lambda: own.deadline > first, within=5)
+    eventually(lambda: own.deadline > first)
     found["other owner"] = own.owner_id.split("-")[0] != lease.owner_id.split("-")[0]
     found["own pid"] = locks[alias].holders(f"{key}:child")[0].pid == os.getpid()
     found["own released"] = own.release()
@@ -244,9 +244,9 @@ def fork_during_renewal(alias: str, key: str) -> dict[str, Any]:
         connection.execute_wrappers.append(dawdle)
 
     connection_created.connect(watch)
-    with db_lock(f"{key}:parent", backend=alias, ttl=2, timeout=0) as lease:
+    with db_lock(f"{key}:parent", backend=alias, ttl=4, timeout=0) as lease:
         assert under_way.wait(5)
         code = _fork_and_lock(alias, f"{key}:child")
         first = lease.deadline
-        eventually(lambda: lease.lost or lease.deadline > first, within=5)
+        eventually(lambda: lease.lost or lease.deadline > first)
         return {"child": code, "kept": not lease.lost}

@@ -218,11 +218,11 @@ def go_on_after_code_that_exits() -> dict[str, bool]:
     backend.extend = exit_in_store
     db_lock("third", backend="memory", ttl=2).acquire()
     failed.wait(5)
-    fourth = db_lock("fourth", backend="memory", ttl=2).acquire()
+    fourth = db_lock("fourth", backend="memory", ttl=4).acquire()
     deadline = fourth.deadline
     with suppress(AssertionError):
-        eventually(lambda: fourth.deadline > deadline, within=2)
-    return {"called": called.wait(2), "renewed": fourth.deadline > deadline}
+        eventually(lambda: fourth.deadline > deadline, within=4)
+    return {"called": called.wait(5), "renewed": fourth.deadline > deadline}
 
 
 def renew_after_the_renewer_ended() -> bool:
@@ -235,10 +235,10 @@ def renew_after_the_renewer_ended() -> bool:
     renewal.LINGER, renewal.IDLE_AFTER = 0.01, 0.0
     db_lock("key", backend="memory", ttl=1).acquire().release()
     eventually(lambda: not runs())
-    lease = db_lock("key", backend="memory", ttl=2).acquire()
+    lease = db_lock("key", backend="memory", ttl=4).acquire()
     first = lease.deadline
     with suppress(AssertionError):
-        eventually(lambda: lease.deadline > first, within=2)
+        eventually(lambda: lease.deadline > first, within=4)
     return lease.deadline > first
 
 

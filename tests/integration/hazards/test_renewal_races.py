@@ -84,7 +84,7 @@ class TestFailingRenewal:
 
     @for_stores(PROXIED_STORES)
     def test_a_broken_connection_costs_no_lock(self, proxied: Proxied, key: str) -> None:
-        with proxied.lock(key, ttl=2, timeout=0) as lease:
+        with proxied.lock(key, ttl=4, timeout=0) as lease:
             first = lease.deadline
             proxied.proxy.cut()
             eventually(lambda: lease.deadline > first)
@@ -155,7 +155,7 @@ class TestTellingOfALoss:
             assert lease.lost
             assert lease_now() < lease.deadline, "it was told before its deadline"
 
-        lock = store.lock(key, ttl=2, timeout=0, on_lost=lambda lease: lost.set())
+        lock = store.lock(key, ttl=4, timeout=0, on_lost=lambda lease: lost.set())
         with pytest.raises(LeaseLost), lock as lease:
             work(lease)
 
@@ -191,7 +191,7 @@ class TestHungRenewal:
         """The store has extended it, but the holder has already been told that it is over."""
         heard: list[Any] = []
         hanging = gate(store.backend, "extend", after=True)
-        lease = store.hold(key, ttl=1, on_lost=heard.append)
+        lease = store.hold(key, ttl=3, on_lost=heard.append)
         assert hanging.arrived.wait(5)
         assert not lease.lost
         self.must_be_known(lease, heard, told)
@@ -256,9 +256,9 @@ class TestHungRenewal:
         self, proxied: Proxied, key: str, told: Told
     ) -> None:
         heard: list[Any] = []
-        kept = db_lock(f"{key}:kept", backend="sqlite", ttl=1.2, timeout=0).acquire()
+        kept = db_lock(f"{key}:kept", backend="sqlite", ttl=2.5, timeout=0).acquire()
         first = kept.deadline
-        hung = proxied.hold(key, ttl=1.5, on_lost=heard.append)
+        hung = proxied.hold(key, ttl=3, on_lost=heard.append)
         proxied.proxy.mode = "blackhole"
         self.must_be_known(hung, heard, told)
         assert lease_now() > first
@@ -382,9 +382,9 @@ class TestTheRenewerGoesOn:
     """Nothing that happens to one lock keeps the next one from being renewed."""
 
     def renews(self, store: Store, key: str) -> None:
-        lease = store.hold(f"{key}:next", ttl=2)
+        lease = store.hold(f"{key}:next", ttl=4)
         first = lease.deadline
-        eventually(lambda: lease.deadline > first, within=5)
+        eventually(lambda: lease.deadline > first)
         assert lease.release() is True
 
     def test_after_a_lock_was_lost(self, store: Store, key: str) -> None:
@@ -410,10 +410,10 @@ class TestTheRenewerGoesOn:
 
     def test_after_the_settings_changed(self, store: Store, key: str, settings: Settings) -> None:
         """Backends are rebuilt then; a lease of an earlier one goes on."""
-        lease = store.hold(key, ttl=2)
+        lease = store.hold(key, ttl=4)
         first = lease.deadline
         settings.DISTLOCKS = {**settings.DISTLOCKS, "another": {}}
-        eventually(lambda: lease.deadline > first, within=5)
+        eventually(lambda: lease.deadline > first)
         assert lease.release() is True
         self.renews(store, key)
 

@@ -129,7 +129,7 @@ def test_a_server_that_may_not_be_told_scripts_is_named(
         began = lease_now()
         with pytest.raises(BackendUnavailable, match=r"3 of the 5 .* refuses: NOSCRIPT"):
             lock(key, timeout=0).acquire()
-        assert lease_now() - began < NODE_TIMEOUT
+        assert lease_now() - began < 5 * NODE_TIMEOUT
     finally:
         for member in five.members[:3]:
             member.ask("ACL", "SETUSER", "default", "+script")
